@@ -1,0 +1,20 @@
+"""Shared by all tests: eight virtual CPU devices, and the skip of GPU tests where there is no GPU."""
+
+import os
+
+# Before jax is imported: tests of sharding and of the ring want several devices on one host.
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import jax
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked ``gpu``, with a reason, unless JAX sees an NVIDIA GPU."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items or jax.default_backend() == "gpu":
+        return
+    skip = pytest.mark.skip(reason=f"needs an NVIDIA GPU; JAX's default backend here is {jax.default_backend()!r}")
+    for item in gpu_items:
+        item.add_marker(skip)
