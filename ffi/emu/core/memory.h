@@ -1,0 +1,66 @@
+// Views of the memories that functional units read and write, and the observer through which the judge sees accesses.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace emu {
+
+enum class Space : uint8_t { kGlobal, kShared, kTensor };
+enum class Proxy : uint8_t { kGeneric, kAsync, kTensorCore };  // who accesses: a thread; TMA/bulk copy; WGMMA/tcgen05
+
+// Told of every access to shared memory when present (the machine installs one in checked runs; null costs one test).
+class SharedObserver {
+ public:
+  virtual ~SharedObserver() = default;
+  virtual void read(uint32_t address, uint32_t bytes, Proxy proxy) = 0;
+  virtual void write(uint32_t address, uint32_t bytes, Proxy proxy) = 0;
+};
+
+// One CTA's shared memory. Addresses are offsets from its start (the CTA's rank in the cluster, bits 24 and up of a
+// shared::cluster address, is already taken off).
+struct SharedView {
+  uint8_t* data = nullptr;
+  uint32_t bytes = 0;
+  SharedObserver* observer = nullptr;
+
+  void check(uint32_t address, uint32_t length) const {
+    if (address > bytes || length > bytes - address)
+      throw fail("shared memory: access to %u bytes at 0x%x, the block has %u bytes", length, address, bytes);
+  }
+  const uint8_t* read(uint32_t address, uint32_t length, Proxy proxy) const {
+    check(address, length);
+    if (observer) observer->read(address, length, proxy);
+    return data + address;
+  }
+  uint8_t* write(uint32_t address, uint32_t length, Proxy proxy) const {
+    check(address, length);
+    if (observer) observer->write(address, length, proxy);
+    return data + address;
+  }
+};
+
+// Global memory is host memory. `regions` (may be empty: nothing is checked) is sorted by base.
+struct GlobalRegion {
+  uint64_t base;
+  uint64_t bytes;
+  bool writable;
+};
+struct GlobalView {
+  const GlobalRegion* regions = nullptr;
+  uint64_t region_count = 0;
+
+  void check(uint64_t address, uint64_t length, bool write) const;  // throws when no region holds the whole access
+  const uint8_t* read(uint64_t address, uint64_t length) const {
+    if (region_count) check(address, length, false);
+    return reinterpret_cast<const uint8_t*>(address);
+  }
+  uint8_t* write(uint64_t address, uint64_t length) const {
+    if (region_count) check(address, length, true);
+    return reinterpret_cast<uint8_t*>(address);
+  }
+};
+
+}  // namespace emu
