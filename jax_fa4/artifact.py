@@ -8,7 +8,7 @@ import json
 import zlib
 from typing import Any
 
-from jax_fa4.elf import KernelInfo
+from jax_fa4.elf import KernelInfo, embedded_image
 from jax_fa4.kernels.common.abi import Buffer
 
 _MAGIC = b"jax_fa4 artifact 1\n"
@@ -39,6 +39,11 @@ class Artifact:
     plan: str = ""
 
     @property
+    def cubin(self) -> bytes:
+        """The machine code, as nvdisasm takes it."""
+        return embedded_image(self.object)
+
+    @property
     def spilled(self) -> tuple[KernelInfo, ...]:
         """The kernels that use local memory: spilled registers or arrays that did not fit in them."""
         return tuple(k for k in self.kernels if k.stack_bytes)
@@ -47,7 +52,8 @@ class Artifact:
         """Registers, stack and shared memory of each kernel as a table."""
         lines = [f"{self.name} for {self.arch}, object {len(self.object)} bytes"]
         lines += [
-            f"  {k.name[:60]:60} registers {k.registers:3} stack {k.stack_bytes} shared {k.shared_bytes} code {k.code_bytes}"
+            f"  {k.name[:60]:60} registers {k.registers:3} stack {k.stack_bytes} shared {k.shared_bytes} "
+            f"code {k.code_bytes} bytes"
             for k in self.kernels
         ]
         return "\n".join(lines)

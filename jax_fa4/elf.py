@@ -1,4 +1,4 @@
-"""Reads what is needed from the two kinds of ELF file in an artifact: host objects and cubins (64-bit, little-endian)."""
+"""Reads what is needed from the two kinds of ELF file in an artifact, host objects and cubins."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _text(table: bytes, offset: int) -> str:
 
 
 def sections(image: bytes) -> list[Section]:
-    """All sections of an ELF image. Raises ValueError if it is none."""
+    """All sections of a 64-bit little-endian ELF image. Raises ValueError if it is none."""
     if image[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"not a 64-bit little-endian ELF image: it begins with {image[:6]!r}")
     (table,) = struct.unpack_from("<Q", image, 40)
@@ -53,6 +53,19 @@ def sections(image: bytes) -> list[Section]:
         Section(_text(strings, r[0]), r[1], r[7], r[6], r[5], b"" if r[1] == no_bits else image[r[4] : r[4] + r[5]])
         for r in rows
     ]
+
+
+def embedded_image(image: bytes) -> bytes:
+    """The ELF image inside another: the cubin that a host object carries. Raises ValueError if there is none."""
+    start = image.find(b"\x7fELF", 4)
+    if start < 0:
+        raise ValueError("the object holds no cubin")
+    (table,) = struct.unpack_from("<Q", image, start + 40)
+    entry, count = struct.unpack_from("<HH", image, start + 58)
+    (segments,) = struct.unpack_from("<Q", image, start + 32)
+    segment_entry, segment_count = struct.unpack_from("<HH", image, start + 54)
+    end = max(table + entry * count, segments + segment_entry * segment_count)
+    return image[start : start + end]
 
 
 def _symbols(parts: list[Section]) -> Iterator[tuple[str, int, int]]:

@@ -32,7 +32,8 @@ def library_path() -> str:
             if path.is_file():
                 return str(path)
     raise FileNotFoundError(
-        f"{_LIBRARY} not found: install it with `pip install 'nvidia-cutlass-dsl[cu13]'`, or set JAX_FA4_RUNTIME to its path"
+        f"{_LIBRARY} not found: install it with `pip install 'nvidia-cutlass-dsl[cu13]'`, "
+        "or set JAX_FA4_RUNTIME to its path"
     )
 
 
@@ -58,7 +59,8 @@ class Arguments:
     def __init__(self, artifact: Artifact, pointers: Mapping[str, int], dims: Dims, stream: int = 0):
         missing = [b.name for b in artifact.buffers if b.name not in pointers]
         if missing:
-            raise ValueError(f"no pointer for buffers {missing}; {artifact.name} takes {[b.name for b in artifact.buffers]}")
+            names = [b.name for b in artifact.buffers]
+            raise ValueError(f"no pointer for buffers {missing}; {artifact.name} takes {names}")
         self.result = ctypes.c_int32(0)
         self._values = [
             *(ctypes.c_int32(getattr(dims, name)) for name in DIM_NAMES),
@@ -76,9 +78,10 @@ class Runner:
     """A loaded artifact: call it with device pointers.
 
         run = Runner(Artifact.from_bytes(open("fwd.artifact", "rb").read()))
-        run({"q": q.data_ptr(), ..., "scratch": s.data_ptr()}, Dims(B, S, T, H, K, sm_count), stream=torch_stream.cuda_stream)
+        run({"q": q.data_ptr(), ..., "partial": s.data_ptr()}, Dims(B, S, T, H, K, sm_count), stream=s.cuda_stream)
 
-    A CUDA context must be current (torch or JAX made one). Every buffer of `artifact.buffers` needs a pointer, scratch too.
+    A CUDA context must be current (torch or JAX made one). Every buffer of `artifact.buffers` needs a pointer, scratch
+    too; `Buffer.dims` gives its shape.
     """
 
     def __init__(self, artifact: Artifact):
