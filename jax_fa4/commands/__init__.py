@@ -1,0 +1,14 @@
+"""Subcommands of ``python -m jax_fa4``: one module each, imported only when it runs.
+
+A module has ``add_arguments(parser)`` and ``main(arguments) -> exit code``. ``COMMANDS`` is the registry.
+"""
+
+COMMANDS: dict[str, str] = {
+    "info": "devices, versions, and which backend a call would take and why",
+    "check": "run the case list against the float64 oracle on this machine",
+    "bench": "time attention against the peers that are installed",
+    "compile": "compile kernels ahead of time, without a GPU",
+    "counters": "what a kernel executes, counted on the software GPU",
+    "mask": "draw a mask with its full, partial and skipped blocks",
+    "timeline": "what each warp role of a kernel did when, from the software GPU",
+}
