@@ -1,0 +1,157 @@
+"""Which blocks travel where: the static part of a ring.
+
+At shift s, device i works on the KV block of device (i - s) mod n. Shifts that the mask rules out for every device are
+not visited, and a block is sent on only while some later device needs it. Blocks that are needed a few steps ahead
+and a few behind (a two-sided window) travel in two chains, one each way.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ..layout import Layout
+from ..masks import RUNTIME, Causal, Lengths, Mask, Window
+from ..spec import AttentionSpec
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hop:
+    """One transfer of a chain.
+
+    Attributes:
+      shift: after the hop, device i holds the block of device (i - shift) mod n.
+      pairs: (source, destination) of the blocks that travel on.
+      home: (holder, owner) of the blocks that travel no further: their gradients go home at this moment.
+    """
+
+    shift: int
+    pairs: Pairs
+    home: Pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Hops that one copy of the KV blocks makes; `final` takes the gradients of the last blocks home."""
+
+    hops: tuple[Hop, ...]
+    final: Pairs
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every hop makes the same transfer, so that one loop body serves all."""
+        return all(hop.pairs == self.hops[0].pairs and not hop.home for hop in self.hops)
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """One mesh axis of a ring: its chains visit every shift but 0, which is a device's own block."""
+
+    axis: str
+    size: int
+    chains: tuple[Chain, ...]
+
+
+def needed_blocks(spec: AttentionSpec, layout: Layout, devices: int, q_rows: int, kv_rows: int) -> np.ndarray:
+    """Which blocks the mask lets a device attend to.
+
+    Args:
+      spec: only the static bounds of its mask rule blocks out.
+      layout: how rows lie on devices; causal and windows align bottom-right in the whole sequence.
+      devices: ring size n.
+      q_rows, kv_rows: query and key rows of one device.
+
+    Returns:
+      bool [n, n]: entry (i, j) tells whether device i needs the block of device j.
+    """
+    needed = np.ones((devices, devices), bool)
+    if spec.positions or any(isinstance(part, Lengths) for part in spec.mask.parts):
+        return needed  # what aligns rows with keys is known at run time only
+    left, right = _static_reach(spec.mask)
+    align = devices * (kv_rows - q_rows)
+    for device in range(devices):
+        rows = _spans(layout, device, devices, q_rows, align)
+        for owner in range(devices):
+            keys = _spans(layout, owner, devices, kv_rows, 0)
+            needed[device, owner] = any(
+                k_low <= q_high + right and k_high >= q_low - left for q_low, q_high in rows for k_low, k_high in keys
+            )
+    return needed
+
+
+def _static_reach(mask: Mask) -> tuple[float, float]:
+    """How far left and right of its own position a row sees at most."""
+    left = right = float("inf")
+    for part in mask.parts:
+        if isinstance(part, Causal):
+            right = min(right, 0)
+        elif isinstance(part, Window):
+            if part.left is not None and part.left is not RUNTIME:
+                left = min(left, part.left)
+            if part.right is not None and part.right is not RUNTIME:
+                right = min(right, part.right)
+    return left, right
+
+
+def _spans(layout: Layout, device: int, devices: int, rows: int, align: int) -> list[tuple[int, int]]:
+    """Lowest and highest position of each chunk of a device."""
+    run = rows // layout.chunks
+    spans = []
+    for chunk in range(layout.chunks if run else 0):
+        offset, stride = layout.affine(device, chunk, devices, rows)
+        spans.append((offset + align, offset + align + stride * (run - 1)))
+    return spans
+
+
+def make_levels(axes: dict[str, int], needed: np.ndarray) -> tuple[Level, ...]:
+    """The transfers that bring every needed block to its devices.
+
+    Args:
+      axes: mesh axes and their sizes, outermost first.
+      needed: see `needed_blocks`; devices are numbered as the mesh axes are, the last one running fastest.
+    """
+    sizes = tuple(axes.values())
+    grid = needed.reshape(sizes + sizes)
+    levels = []
+    for index, (axis, size) in enumerate(axes.items()):
+        others = tuple(d for d in range(2 * len(sizes)) if d % len(sizes) != index)
+        levels.append(Level(axis, size, _chains(grid.any(axis=others))))
+    return tuple(levels)
+
+
+def _chains(needed: np.ndarray) -> tuple[Chain, ...]:
+    devices = len(needed)
+    device, shift = np.indices(needed.shape)
+    needed = needed[device, (device - shift) % devices]  # from owners to shifts
+    wanted = [shift for shift in range(1, devices) if needed[:, shift].any()]
+    stops = [0, *wanted, devices]
+    gaps = np.diff(stops)
+    widest = int(gaps.argmax())
+    if gaps[widest] == 1:  # all blocks: once around, one way
+        ahead, behind = wanted, []
+    else:
+        ahead, behind = wanted[:widest], wanted[widest:][::-1]
+    return tuple(_chain(shifts, needed) for shifts in (ahead, behind) if shifts)
+
+
+def _chain(shifts: list[int], needed: np.ndarray) -> Chain:
+    devices = len(needed)
+
+    def wanted_from(index: int, owner: int) -> bool:
+        return any(needed[(owner + shift) % devices, shift] for shift in shifts[index:])
+
+    hops = []
+    previous, travelling = 0, list(range(devices))
+    for index, shift in enumerate(shifts):
+        going = [owner for owner in travelling if wanted_from(index, owner)]
+        home = [owner for owner in travelling if owner not in going] if index else []
+        hops.append(
+            Hop(
+                shift,
+                tuple(sorted(((owner + previous) % devices, (owner + shift) % devices) for owner in going)),
+                tuple(((owner + previous) % devices, owner) for owner in home),
+            )
+        )
+        previous, travelling = shift, going
+    return Chain(tuple(hops), tuple(((owner + previous) % devices, owner) for owner in travelling))
