@@ -13,7 +13,7 @@ import os
 import sys
 import sysconfig
 import time
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,30 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from flax_model import REMAT_POLICIES, Decoder, DecoderConfig
 from tqdm import tqdm
-
-import jax_fa4
-
-VOCABULARY = 256  # bytes
-REMAT_POLICIES = {
-    "none": None,
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(*jax_fa4.CHECKPOINT_NAMES),
-}
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Sizes of the model, and how its attention runs."""
-
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    dtype: str
-    backend: str
-    remat: str
-    zero_attention: bool
 
 
 class Corpus(NamedTuple):
@@ -73,82 +51,13 @@ def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
     return jnp.asarray(text[starts[:, None] + np.arange(length + 1)], jnp.int32)
 
 
-def rotate(x: jax.Array, base: float = 10_000.0) -> jax.Array:
-    """Rotary position embedding of [B, S, H, D] along S, computed in float32."""
-    half = x.shape[-1] // 2
-    frequencies = base ** (-jnp.arange(half) / half)
-    angles = (jnp.arange(x.shape[1])[:, None] * frequencies)[None, :, None, :]
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
-class SelfAttention(nnx.Module):
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.config = config
-        self.head_dim = config.width // config.heads
-        dtype = jnp.dtype(config.dtype)
-
-        def projection(heads: int) -> nnx.LinearGeneral:
-            return nnx.LinearGeneral(config.width, (heads, self.head_dim), use_bias=False, dtype=dtype, rngs=rngs)
-
-        self.query = projection(config.heads)
-        self.key = projection(config.kv_heads)
-        self.value = projection(config.kv_heads)
-        self.out = nnx.LinearGeneral(
-            (config.heads, self.head_dim), config.width, axis=(-2, -1), use_bias=False, dtype=dtype, rngs=rngs
-        )
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        q, k, v = rotate(self.query(x)), rotate(self.key(x)), self.value(x)
-        o = jax_fa4.attention(q, k, v, causal=True, backend=self.config.backend)
-        if self.config.zero_attention:
-            o = jnp.zeros_like(o)
-        return self.out(o)
-
-
-class Block(nnx.Module):
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.dtype)
-        self.attention = SelfAttention(config, rngs)
-        self.attention_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
-        self.mlp_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
-        self.up = nnx.Linear(config.width, 4 * config.width, use_bias=False, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(4 * config.width, config.width, use_bias=False, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
-
-
-class LanguageModel(nnx.Module):
-    """Pre-norm causal transformer over bytes."""
-
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.config = config
-        dtype = jnp.dtype(config.dtype)
-        self.embed = nnx.Embed(VOCABULARY, config.width, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List([Block(config, rngs) for _ in range(config.layers)])
-        self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
-        self.logits = nnx.Linear(config.width, VOCABULARY, use_bias=False, dtype=dtype, rngs=rngs)
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Bytes int32 [B, S] to float32 logits [B, S, 256]."""
-        policy = REMAT_POLICIES[self.config.remat]
-        apply = Block.__call__ if policy is None else nnx.remat(Block.__call__, policy=policy)
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = apply(block, x)
-        return self.logits(self.norm(x)).astype(jnp.float32)
-
-
-def loss_of(model: LanguageModel, batch: jax.Array) -> jax.Array:
+def loss_of(model: Decoder, batch: jax.Array) -> jax.Array:
     """Mean cross-entropy in nats per byte of [B, S + 1] bytes."""
     return optax.softmax_cross_entropy_with_integer_labels(model(batch[:, :-1]), batch[:, 1:]).mean()
 
 
 @nnx.jit
-def train_step(model: LanguageModel, optimizer: nnx.Optimizer, batch: jax.Array) -> jax.Array:
+def train_step(model: Decoder, optimizer: nnx.Optimizer, batch: jax.Array) -> jax.Array:
     loss, gradients = nnx.value_and_grad(loss_of)(model, batch)
     optimizer.update(model, gradients)
     return loss
@@ -157,7 +66,7 @@ def train_step(model: LanguageModel, optimizer: nnx.Optimizer, batch: jax.Array)
 held_out_step = nnx.jit(loss_of)
 
 
-def held_out_loss(model: LanguageModel, text: np.ndarray, args: argparse.Namespace) -> float:
+def held_out_loss(model: Decoder, text: np.ndarray, args: argparse.Namespace) -> float:
     """Mean loss over evenly spaced held-out windows, about 32k bytes in all."""
     batches = max(1, 32_768 // (args.batch * args.seq_len))
     starts = np.linspace(0, len(text) - args.seq_len - 1, batches * args.batch).astype(np.int64)
@@ -165,11 +74,11 @@ def held_out_loss(model: LanguageModel, text: np.ndarray, args: argparse.Namespa
     return float(np.mean(losses))
 
 
-def sample(model: LanguageModel, prompt: bytes, args: argparse.Namespace) -> str:
+def sample(model: Decoder, prompt: bytes, args: argparse.Namespace) -> str:
     """Continues the prompt by ``args.sample_bytes`` bytes, at temperature 0.8, with a window of fixed length."""
 
     @nnx.jit
-    def next_byte(model: LanguageModel, tokens: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
+    def next_byte(model: Decoder, tokens: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
         return jax.random.categorical(key, model(tokens)[0, last] / 0.8)
 
     text = list(prompt)
@@ -201,7 +110,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     on_gpu = jax.default_backend() == "gpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="auto", help="auto, xla, cuda or emulate:<arch> (default: auto)")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--remat", choices=tuple(REMAT_POLICIES), default="none", help="what backward recomputes")
@@ -209,6 +118,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--window", type=int, help="keys seen to the left of each query (default: all)")
+    parser.add_argument("--sinks", action="store_true", help="with attention sinks")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16" if on_gpu else "float32")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--zero-attention", action="store_true", help="zero attention's output: what is it worth?")
@@ -226,12 +137,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
     args = parse_arguments(argv)
-    config = ModelConfig(
-        **{name: getattr(args, name) for name in ("layers", "width", "heads", "kv_heads", "dtype", "backend", "remat")},
-        zero_attention=args.zero_attention,
-    )
+    options = {field.name: getattr(args, field.name) for field in fields(DecoderConfig) if hasattr(args, field.name)}
+    config = DecoderConfig(**options)
     corpus = read_corpus()
-    model = LanguageModel(config, nnx.Rngs(args.seed))
+    model = Decoder(config, nnx.Rngs(args.seed))
     schedule = optax.warmup_cosine_decay_schedule(0.0, args.learning_rate, min(30, args.steps), args.steps + 1)
     transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.05))
     optimizer = nnx.Optimizer(model, transform, wrt=nnx.Param)

@@ -1,0 +1,66 @@
+"""Which backend a call would take, and why each other one would not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jax_fa4 import backends
+from jax_fa4.spec import Arguments, AttentionSpec, make_spec
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` found; ``str()`` of it is the report.
+
+    Attributes:
+      spec: what the call asks for.
+      chosen: the backend that ``backend="auto"`` takes.
+      refusals: for each backend in the order in which ``auto`` tries them, why it would not run the call, or None.
+    """
+
+    spec: AttentionSpec
+    chosen: str
+    refusals: Mapping[str, str | None]
+
+    def __str__(self) -> str:
+        width = max(map(len, self.refusals))
+        lines = [repr(self.spec), f"auto takes: {self.chosen}"]
+        for name, refusal in self.refusals.items():
+            lines.append(f"  {name.ljust(width)}  {'runs' if refusal is None else 'does not run: ' + refusal}")
+        return "\n".join(lines)
+
+
+def explain(q: Any, k: Any, v: Any, **arguments: Any) -> Explanation:
+    """Which backend :func:`jax_fa4.attention` would take for this call, and why each other one would not.
+
+    Nothing is computed: arrays may be ``jax.ShapeDtypeStruct``.
+
+    Args:
+      q: [B, S, H, D].
+      k: [B, T, K, D].
+      v: [B, T, K, E].
+      **arguments: as for :func:`jax_fa4.attention`; ``backend`` and ``return_lse`` make no difference.
+
+    Raises:
+      InvalidArgument: where the call itself would.
+    """
+    for ignored in ("backend", "return_lse"):
+        arguments.pop(ignored, None)
+    arrays = {"q": q, "k": k, "v": v} | {name: x for name, x in arguments.items() if _is_array(x)}
+    static = {name: x for name, x in arguments.items() if not _is_array(x)}
+    found: list[Explanation] = []
+
+    def inspect(arrays: dict[str, jax.Array]) -> None:
+        spec, operands = make_spec(Arguments(**arrays, **static))
+        refusals = {name: backends.why_not(name, spec, operands) for name in backends.BACKENDS}
+        chosen = next(name for name, refusal in refusals.items() if refusal is None)
+        found.append(Explanation(spec, chosen, refusals))
+
+    jax.eval_shape(inspect, arrays)
+    return found[0]
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
