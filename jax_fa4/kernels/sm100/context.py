@@ -1,0 +1,251 @@
+"""What the roles of the forward kernel share: shared-memory layout, barriers and the tensors they work on."""
+
+import dataclasses
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass.cute.nvgpu import tcgen05
+from cutlass.cutlass_dsl import dsl_user_op
+from cutlass.pipeline import Agent, CooperativeGroup, MbarrierArray, PipelineOp
+
+from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS, ForwardPlan
+from jax_fa4.kernels.sm100.tiles import WorkList
+
+# Named barrier 0 is the whole block's; from SCALE_BARRIER on, one for each slot and warp pair.
+TMEM_BARRIER = 1
+SCALE_BARRIER = 2
+
+
+def threads(count: int) -> CooperativeGroup:
+    return CooperativeGroup(Agent.Thread, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Barriers:
+    """The kernel's mbarriers. Those of tile or slot have one per tile or slot; arrivals are per warp.
+
+    Attributes:
+      q, kv: the TMA pipelines from load to mma. With `o_over_q`, q's empty side also waits for the epilogue.
+      score_full: S of a slot is computed (mma to softmax). S needs no empty barrier: the next S of a slot is issued
+        after the product that read the slot's P, which itself waited for softmax.
+      p_full: the first three quarters of P are stored (softmax) and O is rescaled, or free at a tile's first block
+        (correction); mma may start the second product.
+      p_tail: the last quarter of P is stored.
+      o_full: O is accumulated: of the whole tile with two query tiles, of every block with one.
+      sum_full, sum_empty: a tile's final row statistics, softmax to correction.
+      o_store_full, o_store_empty: a tile's O in shared memory, correction to epilogue.
+    """
+
+    q: pipeline.PipelineTmaUmma
+    kv: pipeline.PipelineTmaUmma
+    score_full: MbarrierArray
+    p_full: MbarrierArray
+    p_tail: MbarrierArray
+    o_full: MbarrierArray
+    sum_full: MbarrierArray
+    sum_empty: MbarrierArray
+    o_store_full: MbarrierArray
+    o_store_empty: MbarrierArray
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """Tensors in shared memory. Statistics are float32, a row per thread."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    o: Any
+    scale: cute.Tensor  # [slot, row] factor by which a block changes O
+    row_sum: cute.Tensor  # [tile, row]
+    row_max: cute.Tensor  # [tile, row]
+
+
+@dataclasses.dataclass(frozen=True)
+class Global:
+    """TMA atoms and tensors in global memory, and what else the roles read and write there."""
+
+    load_q: cute.CopyAtom
+    q: cute.Tensor
+    load_k: cute.CopyAtom
+    k: cute.Tensor
+    load_v: cute.CopyAtom
+    v: cute.Tensor
+    store_o: Any
+    o: cute.Tensor
+    lse: cute.Tensor
+    sinks: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layouts:
+    """Swizzled shared-memory layouts of Q, K, V and O (last mode: tile or stage), and P's as an operand."""
+
+    q: cute.ComposedLayout
+    k: cute.ComposedLayout
+    v: cute.ComposedLayout
+    p: cute.ComposedLayout
+    o: cute.ComposedLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Everything a role gets.
+
+    Attributes:
+      qk, pv: the two products, S = Q K^T and O += P V.
+      p_layout: arrangement of P as an operand of the second product.
+      tx_bytes: bytes that a load of a K or V tile brings.
+    """
+
+    spec: Any
+    plan: ForwardPlan
+    barriers: Barriers
+    shared: Shared
+    memory: Global
+    work: WorkList
+    qk: cute.TiledMma
+    pv: cute.TiledMma
+    p_layout: Any
+    tx_bytes: dict[str, int]
+
+    @property
+    def dtype(self):
+        return self.shared.q.element_type
+
+    @property
+    def q_tile(self) -> tuple[int, int]:
+        return BLOCK_Q, self.plan.head_dim
+
+    @property
+    def k_tile(self) -> tuple[int, int]:
+        return BLOCK_K, self.plan.head_dim
+
+    @property
+    def v_tile(self) -> tuple[int, int]:
+        return self.plan.value_head_dim, BLOCK_K
+
+
+# Tensor memory. All 512 columns are allocated, so addresses begin at 0: slots of S first, then the tiles' O. P takes
+# the upper half of its slot's columns, two 16-bit elements to a column; S has been read by then.
+
+
+def _accumulator(product: cute.TiledMma, shape, column):
+    fragment = product.get_slice(0).make_fragment_C(product.partition_shape_C(shape))
+    return cute.make_tensor(fragment.iterator + column, fragment.layout)
+
+
+def scores(context: Context, slot):
+    """S of a slot in tensor memory."""
+    return _accumulator(context.qk, (BLOCK_Q, BLOCK_K), slot * BLOCK_K)
+
+
+def products(context: Context, tile):
+    """O of a query tile in tensor memory."""
+    plan = context.plan
+    return _accumulator(context.pv, (BLOCK_Q, plan.value_head_dim), plan.output_column(tile))
+
+
+def probabilities(context: Context, slot):
+    """P of a slot in tensor memory, as first operand of the second product."""
+    column = slot * BLOCK_K + BLOCK_K // 2
+    layout = cute.make_tensor(scores(context, 0).iterator, context.p_layout.outer)
+    fragment = context.pv.get_slice(0).make_fragment_A(layout)[None, None, None, 0]
+    return cute.make_tensor(fragment.iterator + column * (32 // context.dtype.width), fragment.layout)
+
+
+def storage_type(plan: ForwardPlan, dtype, layouts):
+    """The struct of the block's shared memory."""
+    tiles, stages = plan.q_tiles, plan.kv_stages
+    barrier = cute.struct.MemRange[cutlass.Int64, SLOTS]
+    statistics = cute.struct.MemRange[cutlass.Float32, SLOTS * BLOCK_Q]
+
+    def tile_memory(elements):
+        return cute.struct.Align[cute.struct.MemRange[dtype, elements], 1024]
+
+    class Storage:
+        pass
+
+    Storage.__annotations__ = {
+        "q": cute.struct.MemRange[cutlass.Int64, 2 * tiles],
+        "kv": cute.struct.MemRange[cutlass.Int64, 2 * stages],
+        **{name: barrier for name in BARRIER_NAMES},
+        "tmem_address": cutlass.Int32,
+        "scale": statistics,
+        "row_sum": statistics,
+        "row_max": statistics,
+        "s_q": tile_memory(max(cute.cosize(layouts.q), cute.cosize(layouts.o) if plan.o_over_q else 0)),
+        "s_kv": tile_memory(max(cute.cosize(layouts.k), cute.cosize(layouts.v))),
+        "s_o": tile_memory(0 if plan.o_over_q or plan.float32_out else cute.cosize(layouts.o)),
+    }
+    return cute.struct(Storage)
+
+
+BARRIER_NAMES = tuple(f.name for f in dataclasses.fields(Barriers) if f.name not in ("q", "kv"))
+
+
+def make_barriers(plan: ForwardPlan, storage, q_bytes: int, k_bytes: int) -> Barriers:
+    """Initialises all barriers (warp 0); a block-wide synchronisation must follow."""
+
+    def tma(name, stages, arrivals, tx_bytes):
+        return pipeline.PipelineTmaUmma.create(
+            barrier_storage=getattr(storage, name).data_ptr(),
+            num_stages=stages,
+            producer_group=threads(1),
+            consumer_group=threads(arrivals),
+            tx_count=tx_bytes,
+            defer_sync=True,
+        )
+
+    def array(name, kind, arrivals, count=SLOTS):
+        return MbarrierArray(getattr(storage, name).data_ptr(), count, (kind, threads(arrivals)))
+
+    mma, warps = PipelineOp.TCGen05Mma, PipelineOp.AsyncThread
+    return Barriers(
+        q=tma("q", plan.q_tiles, 2 if plan.o_over_q else 1, q_bytes),
+        kv=tma("kv", plan.kv_stages, 1, k_bytes),
+        score_full=array("score_full", mma, 1),
+        p_full=array("p_full", warps, 8),
+        p_tail=array("p_tail", warps, 4),
+        o_full=array("o_full", mma, 1),
+        sum_full=array("sum_full", warps, 4),
+        sum_empty=array("sum_empty", warps, 4),
+        o_store_full=array("o_store_full", warps, 4),
+        o_store_empty=array("o_store_empty", warps, 1),
+    )
+
+
+@dsl_user_op
+def arrive_warp(barrier: MbarrierArray, index, *, loc=None, ip=None) -> None:
+    """One arrival for the calling warp, after all its lanes got here."""
+    cute.arch.sync_warp(loc=loc, ip=ip)
+    with cute.arch.elect_one(loc=loc, ip=ip):
+        barrier.arrive(index, None, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def commit(barrier: MbarrierArray, index, *, loc=None, ip=None) -> None:
+    """An arrival when all products issued so far are complete."""
+    barrier.arrive(index, None, tcgen05.CtaGroup.ONE, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def finish_tmem_stores(*, loc=None, ip=None) -> None:
+    """The warp's stores to tensor memory are done, and what follows a barrier may rely on them."""
+    cute.arch.fence_view_async_tmem_store(loc=loc, ip=ip)
+    tmem_fence("before", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def finish_tmem_loads(*, loc=None, ip=None) -> None:
+    """The warp's loads from tensor memory are done, and what follows a barrier may overwrite what they read."""
+    cute.arch.fence_view_async_tmem_load(loc=loc, ip=ip)
+    tmem_fence("before", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def tmem_fence(side: str, *, loc=None, ip=None) -> None:
+    """Orders tensor-memory operations with the synchronisation they come "before" or "after"."""
+    cute.arch.inline_ptx(f"tcgen05.fence::{side}_thread_sync;", loc=loc, ip=ip)

@@ -1,0 +1,137 @@
+"""The correction role: one warpgroup keeps O in step with the running maxima, and finishes it.
+
+A thread owns a row of each query tile. While blocks go by it rescales O, when a row of its warp needs that at all; at
+the end it divides O by the row sum, writes LSE, and hands O to the epilogue through shared memory, or writes float32 O
+to global memory itself.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+from cutlass.cute.nvgpu import tcgen05
+
+from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, exp2
+from jax_fa4.kernels.sm100.context import (
+    SCALE_BARRIER,
+    Context,
+    arrive_warp,
+    finish_tmem_loads,
+    finish_tmem_stores,
+    products,
+)
+from jax_fa4.kernels.sm100.plans import BLOCK_Q, SLOTS
+
+# Columns of O in registers at a time.
+_COLUMNS = 16
+
+
+@cute.jit
+def run(context: Context):
+    plan, barriers = context.plan, context.barriers
+    row = cute.arch.thread_idx()[0] % BLOCK_Q
+    turn, output_phase, sum_phase = Int32(0), Int32(0), Int32(0)
+    for tile in cutlass.range_constexpr(plan.q_tiles):
+        arrive_warp(barriers.p_full, tile)  # O is free for a tile's first product
+    number = cute.arch.block_idx()[0]
+    while number < context.work.count:
+        work = context.work.at(number)
+        for step in cutlass.range(1, work.count, unroll=1):
+            for tile in cutlass.range_constexpr(plan.q_tiles):
+                blocks, block = work.tiles[tile], work.end - 1 - step
+                if blocks.has(block) & (block != blocks.end - 1):
+                    slot = tile if cutlass.const_expr(plan.q_tiles == 2) else (turn + step) % SLOTS
+                    if cutlass.const_expr(plan.q_tiles == 1):
+                        _await_output(context, output_phase)
+                        output_phase ^= 1
+                    _rescale(context, tile, slot, row)
+        turn += work.count
+        for tile in cutlass.range_constexpr(plan.q_tiles):
+            _finish(context, work, tile, row, sum_phase, output_phase)
+            arrive_warp(barriers.p_full, tile if cutlass.const_expr(plan.q_tiles == 2) else turn % SLOTS)
+        output_phase ^= 1
+        sum_phase ^= 1
+        number += cute.arch.grid_dim()[0]
+
+
+@cute.jit
+def _await_output(context: Context, phase):
+    context.barriers.o_full.wait(0, phase)
+
+
+@cute.jit
+def _rescale(context: Context, tile: cutlass.Constexpr, slot, row):
+    """Scales O by the factor that softmax mailed, and lets mma go on."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4
+    cute.arch.barrier(barrier_id=SCALE_BARRIER + slot * 4 + warp, number_of_threads=64)
+    scale = context.shared.scale[slot, row]
+    if cute.arch.vote_any_sync(scale < 1.0):
+        load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
+        store, _ = _parts(context, tile, row, tcgen05.copy.St32x32bOp, _COLUMNS)
+        for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
+            values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
+            cute.copy(load, load.partition_S(t_parts[i]), values)
+            _scale(values, scale)
+            cute.copy(store, values, store.partition_D(t_parts[i]))
+        finish_tmem_stores()
+    arrive_warp(context.barriers.p_full, slot)
+
+
+@cute.jit
+def _finish(context: Context, work, tile: cutlass.Constexpr, row, sum_phase, output_phase):
+    """LSE and normalised O of a finished tile."""
+    plan, spec, barriers, shared = context.plan, context.spec, context.barriers, context.shared
+    barriers.sum_full.wait(tile, sum_phase)
+    total, row_max = shared.row_sum[tile, row], shared.row_max[tile, row]
+    arrive_warp(barriers.sum_empty, tile)
+    q_row = (work.first_tile + tile) * BLOCK_Q + row
+    scale = 1.0 if spec.score_mods else spec.scale
+    empty = (row_max == NEG_INF) | (q_row >= work.geometry.q_length)
+    safe_total = cutlass.select_(empty, Float32(1.0), total)
+    lse = row_max * scale + cute.math.log2(safe_total, fastmath=True) * LN_2
+    lse = cutlass.select_(empty, Float32(NEG_INF), lse)
+    inverse = cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(safe_total))
+    g_lse = context.memory.lse
+    if q_row < g_lse.shape[0]:
+        g_lse[q_row, work.head, work.batch] = lse
+
+    barriers.o_full.wait(tile, output_phase)
+    _store_shared(context, tile, row, inverse, sum_phase)
+
+
+@cute.jit
+def _store_shared(context: Context, tile: cutlass.Constexpr, row, inverse, phase):
+    plan, barriers = context.plan, context.barriers
+    if cutlass.const_expr(not plan.o_over_q):
+        barriers.o_store_empty.wait(tile, phase ^ 1)
+    columns = 32
+    load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, columns)
+    s_tile = context.shared.o[None, None, tile]
+    s_parts = cute.flat_divide(s_tile, (BLOCK_Q, columns))
+    for i in cutlass.range_constexpr(plan.value_head_dim // columns):
+        values = cute.make_rmem_tensor(load.partition_D(_coordinates(columns)).shape, Float32)
+        cute.copy(load, load.partition_S(t_parts[i]), values)
+        _scale(values, inverse)
+        rounded = cute.make_rmem_tensor(values.shape, context.dtype)
+        rounded.store(values.load().to(context.dtype))
+        cute.autovec_copy(rounded, load.partition_D(s_parts[None, None, 0, i]))
+    finish_tmem_loads()
+    cute.arch.fence_view_async_shared()
+    arrive_warp(barriers.o_store_full, tile)
+
+
+def _coordinates(columns: int):
+    return cute.make_identity_tensor((BLOCK_Q, columns))
+
+
+def _parts(context: Context, tile: int, row, operation, columns: int):
+    """A thread's copy between registers and tensor memory, and O of a tile in parts of so many columns."""
+    o = products(context, tile)[(None, None), 0, 0]
+    layout = cute.composition(o.layout, cute.make_layout((BLOCK_Q, columns)))
+    parts = [cute.make_tensor(o.iterator + i * columns, layout) for i in range(context.plan.value_head_dim // columns)]
+    atom = cute.make_copy_atom(operation(tcgen05.copy.Repetition(columns)), Float32)
+    return tcgen05.make_tmem_copy(atom, parts[0]).get_slice(row), parts
+
+
+def _scale(values, factor: Float32) -> None:
+    for i in range(0, cute.size(values), 2):
+        values[i], values[i + 1] = cute.arch.mul_packed_f32x2((values[i], values[i + 1]), (factor, factor))

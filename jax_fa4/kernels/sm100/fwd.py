@@ -1,0 +1,191 @@
+"""The forward kernel for sm_100a: host function, storage and the dispatch of warps to roles.
+
+Structure and schedule follow FlashAttention-4: asynchronous tensor-core products that accumulate in tensor memory, two
+query tiles whose softmax alternates, and a correction warpgroup that rescales O off the critical path.
+"""
+
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+import cutlass.utils as utils
+import cutlass.utils.blackwell_helpers as blackwell
+from cutlass import Float32
+from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.cute.nvgpu.tcgen05 import OperandMajorMode, OperandSource
+
+from jax_fa4 import masks
+from jax_fa4.kernels.common import abi
+from jax_fa4.kernels.common.mask import NUMBERS
+from jax_fa4.kernels.common.entry import DTYPES
+from jax_fa4.kernels.common.scheduler import TileSchedule, section_heads
+from jax_fa4.kernels.sm100 import correction, epilogue, load, mma, softmax
+from jax_fa4.kernels.sm100.context import TMEM_BARRIER, Context, Global, Layouts, Shared, make_barriers, storage_type
+from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS, TMEM_COLUMNS, ForwardPlan
+from jax_fa4.kernels.sm100.tiles import WorkList
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    S: object
+    T: object
+    def geometry(self, batch):
+        return masks.Geometry.bottom_right(self.S, self.T, numbers=NUMBERS)
+
+
+class Forward:
+    """O and LSE from Q, K and V."""
+
+    def __init__(self, spec, plan: ForwardPlan):
+        self.spec, self.plan = spec, plan
+        self.buffers = abi.forward_buffers(spec)
+        self.dtype = DTYPES[spec.dtype]
+        self.qk_tiler = (BLOCK_Q, BLOCK_K, plan.head_dim)
+        self.pv_tiler = (BLOCK_Q, plan.value_head_dim, BLOCK_K)
+
+    @cute.jit
+    def __call__(self, g, dims, stream):
+        plan = self.plan
+        qk, pv = self._products()
+        layouts = self._layouts(qk, pv)
+        memory = self._memory(g, qk, pv, layouts)
+        schedule = self._schedule(dims)
+        grid = [cutlass.min(schedule.count, dims.sm_count), 1, 1]
+        self.kernel(memory, schedule, Plain(dims.S, dims.T), qk, pv, layouts).launch(
+            grid=grid, block=[plan.warps.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+        )
+
+    def _schedule(self, dims) -> TileSchedule:
+        plan, spec = self.plan, self.spec
+        q_blocks = cute.ceil_div(dims.S, plan.q_tiles * BLOCK_Q)
+        kv_bytes = dims.T * (spec.head_dim + spec.value_head_dim) * plan.itemsize
+        heads = section_heads(plan.longest_first, spec.group, kv_bytes, plan.l2_bytes)
+        return TileSchedule(q_blocks, dims.H, dims.B, heads)
+
+    def _products(self):
+        """S = Q K^T from shared memory, O += P V with P in tensor memory."""
+        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+        one = tcgen05.CtaGroup.ONE
+        qk = blackwell.make_trivial_tiled_mma(
+            self.dtype, self.dtype, k_major, k_major, Float32, one, self.qk_tiler[:2]
+        )
+        pv = blackwell.make_trivial_tiled_mma(
+            self.dtype, self.dtype, k_major, mn_major, Float32, one, self.pv_tiler[:2], OperandSource.TMEM
+        )
+        return qk, pv
+
+    def _layouts(self, qk, pv):
+        """Shared memory of Q, K, V and O, and P's arrangement in tensor memory. K and V share one ring of stages."""
+        plan, dtype = self.plan, self.dtype
+        q = blackwell.make_smem_layout_a(qk, self.qk_tiler, dtype, plan.q_tiles)
+        k = blackwell.make_smem_layout_b(qk, self.qk_tiler, dtype, plan.kv_stages)
+        v = blackwell.make_smem_layout_b(pv, self.pv_tiler, dtype, plan.kv_stages)
+        stage = plan.kv_stage_bytes // plan.itemsize
+        return Layouts(
+            q=q,
+            k=with_stage_stride(k, plan.kv_stages, stage),
+            v=with_stage_stride(v, plan.kv_stages, stage),
+            p=blackwell.make_smem_layout_a(pv, self.pv_tiler, dtype, 1),
+            o=blackwell.make_smem_layout_epi(
+                dtype, utils.LayoutEnum.ROW_MAJOR, (BLOCK_Q, plan.value_head_dim), plan.q_tiles
+            ),
+        )
+
+    def _memory(self, g, qk, pv, layouts) -> Global:
+        """TMA atoms and the tensors they address: rows, columns, head, batch (columns, rows for V)."""
+        plan = self.plan
+        cluster = (1, 1, 1, 1)
+        load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+        q, k, v, o = (permuted(t, (1, 3, 2, 0)) for t in (g.q, g.k, g.v, g.o))
+        v = permuted(v, (1, 0, 2, 3))
+        a, b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
+        load_q, q = a(load_op, q, one_stage(layouts.q), self.qk_tiler, qk, cluster)
+        load_k, k = b(load_op, k, one_stage(layouts.k), self.qk_tiler, qk, cluster)
+        load_v, v = b(load_op, v, one_stage(layouts.v), self.pv_tiler, pv, cluster)
+        store_o = None
+        if not plan.float32_out:
+            store_o, o = cpasync.make_tiled_tma_atom(
+                cpasync.CopyBulkTensorTileS2GOp(), o, cute.select(layouts.o, mode=[0, 1]), (BLOCK_Q, plan.value_head_dim)
+            )
+        return Global(load_q, q, load_k, k, load_v, v, store_o, o, permuted(g.lse, (2, 1, 0)))
+
+    @cute.kernel
+    def kernel(self, memory: Global, schedule: TileSchedule, sequence: Plain, qk: cute.TiledMma, pv: cute.TiledMma, layouts: Layouts):
+        plan, warps = self.plan, self.plan.warps
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == warps.load:
+            for atom in (memory.load_q, memory.load_k, memory.load_v, memory.store_o):
+                if cutlass.const_expr(atom is not None):
+                    cpasync.prefetch_descriptor(atom)
+        storage = utils.SmemAllocator().allocate(storage_type(plan, self.dtype, layouts))
+        q_bytes = cute.size_in_bytes(self.dtype, one_stage(layouts.q))
+        k_bytes = cute.size_in_bytes(self.dtype, one_stage(layouts.k))
+        barriers = make_barriers(plan, storage, q_bytes, k_bytes)
+        tmem = utils.TmemAllocator(
+            storage.tmem_address.ptr,
+            barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER, warps.tmem_threads),
+            allocator_warp_id=warps.mma,
+        )
+        pipeline.pipeline_init_arrive(is_relaxed=True)
+        tx_bytes = {"k": k_bytes, "v": cute.size_in_bytes(self.dtype, one_stage(layouts.v))}
+        shared = self._shared(storage, layouts)
+        work = WorkList(schedule, sequence, self.spec.mask, plan.q_tiles, BLOCK_Q, self.spec.group)
+        context = Context(self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, tx_bytes)
+        pipeline.pipeline_init_wait()
+
+        if warp > warps.epilogue:
+            cute.arch.setmaxregister_decrease(plan.registers.other)
+        if warp == warps.load:
+            cute.arch.setmaxregister_decrease(plan.registers.other)
+            load.run(context)
+        if warp == warps.mma:
+            cute.arch.setmaxregister_decrease(plan.registers.other)
+            tmem.allocate(TMEM_COLUMNS)
+            tmem.wait_for_alloc()
+            address = tmem.retrieve_ptr(Float32)
+            mma.run(context)
+            tmem.relinquish_alloc_permit()
+            tmem.wait_for_alloc()
+            tmem.free(address)
+        if warp == warps.epilogue:
+            cute.arch.setmaxregister_decrease(plan.registers.other)
+            epilogue.run(context)
+        if warp < warps.correction:
+            cute.arch.setmaxregister_increase(plan.registers.softmax)
+            tmem.wait_for_alloc()
+            softmax.run(context)
+            tmem.wait_for_alloc()
+        if warp >= warps.correction and warp < warps.mma:
+            cute.arch.setmaxregister_decrease(plan.registers.correction)
+            tmem.wait_for_alloc()
+            correction.run(context)
+            tmem.wait_for_alloc()
+
+    def _shared(self, storage, layouts) -> Shared:
+        plan = self.plan
+        q = storage.s_q.get_tensor(layouts.q.outer, swizzle=layouts.q.inner)
+        k = storage.s_kv.get_tensor(layouts.k.outer, swizzle=layouts.k.inner)
+        v = cute.make_tensor(cute.recast_ptr(k.iterator, layouts.v.inner), layouts.v.outer)
+        o = None
+        if plan.o_over_q:
+            o = cute.make_tensor(cute.recast_ptr(q.iterator, layouts.o.inner), layouts.o.outer)
+        elif not plan.float32_out:
+            o = storage.s_o.get_tensor(layouts.o.outer, swizzle=layouts.o.inner)
+        rows = cute.make_layout((SLOTS, BLOCK_Q), stride=(BLOCK_Q, 1))
+        statistics = (getattr(storage, name).get_tensor(rows) for name in ("scale", "row_sum", "row_max"))
+        return Shared(q, k, v, o, *statistics)
+
+
+def permuted(tensor: cute.Tensor, modes: tuple[int, ...]) -> cute.Tensor:
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+
+
+def one_stage(layout):
+    return cute.select(layout, mode=[0, 1, 2])
+
+
+def with_stage_stride(layout, stages: int, stride: int):
+    """The staged layout with another distance between its stages."""
+    outer = cute.append(cute.select(layout.outer, mode=[0, 1, 2]), cute.make_layout(stages, stride=stride))
+    return cute.make_composed_layout(layout.inner, 0, outer)

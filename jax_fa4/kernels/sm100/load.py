@@ -1,0 +1,72 @@
+"""The load role: one warp brings Q, K and V tiles into shared memory by TMA."""
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass.cute.nvgpu import cpasync
+
+from jax_fa4.kernels.sm100.context import Context
+
+
+@cute.jit
+def run(context: Context):
+    plan, memory, shared = context.plan, context.memory, context.shared
+    qk, pv = context.qk.get_slice(0), context.pv.get_slice(0)
+    s_q, g_q = _partition(memory.load_q, shared.q, qk.partition_A(cute.flat_divide(memory.q, context.q_tile)))
+    s_k, g_k = _partition(memory.load_k, shared.k, qk.partition_B(cute.flat_divide(memory.k, context.k_tile)))
+    s_v, g_v = _partition(memory.load_v, shared.v, pv.partition_B(cute.flat_divide(memory.v, context.v_tile)))
+    q_pipe = context.barriers.q
+    q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.q_tiles)
+    kv_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.kv_stages)
+
+    number = cute.arch.block_idx()[0]
+    while number < context.work.count:
+        work = context.work.at(number)
+        for i in cutlass.range_constexpr(plan.q_tiles):
+            q_pipe.producer_acquire(q_state)
+            cute.copy(
+                memory.load_q,
+                g_q[None, work.first_tile + i, 0, work.head, work.batch],
+                s_q[None, q_state.index],
+                tma_bar_ptr=q_pipe.producer_get_barrier(q_state),
+            )
+            q_state.advance()
+            if cutlass.const_expr(i == 0):
+                kv_state = _fetch(context, kv_state, "k", work, work.end - 1, g_k, s_k)
+        # K and V in the order of the products: with one query tile, scores run a block ahead of the second product.
+        for step in cutlass.range(1, work.count + 1, unroll=1):
+            block = work.end - 1 - step
+            if cutlass.const_expr(plan.q_tiles == 2):
+                kv_state = _fetch(context, kv_state, "v", work, block + 1, g_v, s_v)
+            if block >= work.start:
+                kv_state = _fetch(context, kv_state, "k", work, block, g_k, s_k)
+            if cutlass.const_expr(plan.q_tiles == 1):
+                kv_state = _fetch(context, kv_state, "v", work, block + 1, g_v, s_v)
+        number += cute.arch.grid_dim()[0]
+    context.barriers.kv.producer_tail(kv_state)
+
+
+def _partition(atom, shared, tiles):
+    """Views with one mode per copy: shared [copy, stage], global [copy, tile coordinates, head, batch]."""
+    return cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), cute.group_modes(tiles, 0, 3)
+    )
+
+
+@cute.jit
+def _fetch(context: Context, state, which: cutlass.Constexpr, work, block, source, target):
+    """Loads one key block of K or V into the next stage of the ring; returns the ring's next state."""
+    pipe, memory = context.barriers.kv, context.memory
+    is_k = which == "k"
+    tile = source[None, block, 0, work.kv_head, work.batch] if cutlass.const_expr(is_k) else (
+        source[None, 0, block, work.kv_head, work.batch]
+    )
+    pipe.producer_acquire(state, expected_tx=context.tx_bytes[which])
+    cute.copy(
+        memory.load_k if cutlass.const_expr(is_k) else memory.load_v,
+        tile,
+        target[None, state.index],
+        tma_bar_ptr=pipe.producer_get_barrier(state),
+    )
+    state.advance()
+    return state

@@ -1,0 +1,207 @@
+"""The softmax role: two warpgroups turn S into P; a thread owns a row.
+
+Everything about O is left to the correction role: a step mails it the factor by which O shrinks, and the row's sum and
+maximum at the end.
+"""
+
+import dataclasses
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import tcgen05
+
+from jax_fa4.kernels.common.mask import Place, apply_mask, apply_scores
+from jax_fa4.kernels.common.softmax import LOG2_E, NEG_INF, RowFragment, exp2
+from jax_fa4.kernels.sm100.context import (
+    SCALE_BARRIER,
+    Context,
+    arrive_warp,
+    finish_tmem_stores,
+    scores,
+)
+from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS
+
+# A row is worked on in parts: loads, exponentials, conversion and stores of one part overlap those of the next.
+_PART = 32
+_PARTS = BLOCK_K // _PART
+# Parts of P after which the second product may start.
+_HEAD_PARTS = 3
+
+# 2**f on [0, 1), degree 3; relative error 8.8e-5, against 3.9e-3 of rounding P to bfloat16.
+_EXP2 = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
+_ROUND_TO_INTEGER = float(2**23 + 2**22)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """The calling thread's place: query tile, row within it, warp within the warpgroup, and the work in hand."""
+
+    tile: Int32
+    row: Int32
+    warp: Int32
+    work: Any
+    first_turn: Int32
+
+
+@cute.jit
+def run(context: Context):
+    plan = context.plan
+    row = cute.arch.thread_idx()[0] % BLOCK_Q
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    tile = warp // 4 if cutlass.const_expr(plan.q_tiles == 2) else Int32(0)
+    if warp < 4 * plan.q_tiles:
+        _tiles(context, tile, row, warp % 4)
+
+
+@cute.jit
+def _tiles(context: Context, tile, row, warp):
+    shared, barriers = context.shared, context.barriers
+    turn, sum_phase = Int32(0), Int32(1)
+    number = cute.arch.block_idx()[0]
+    while number < context.work.count:
+        work = context.work.at(number)
+        blocks = work.blocks_of(tile)
+        place = _Row(tile, row, warp, work, turn)
+        row_max, row_sum = Float32(NEG_INF), Float32(0.0)
+        for i in cutlass.range(blocks.end - blocks.full_end, unroll=1):
+            row_max, row_sum = _step(context, place, turn, blocks.end - 1 - i, (row_max, row_sum), True)
+            turn += 1
+        for i in cutlass.range(blocks.full_end - blocks.full_start, unroll=1):
+            row_max, row_sum = _step(context, place, turn, blocks.full_end - 1 - i, (row_max, row_sum), False)
+            turn += 1
+        if cutlass.const_expr(context.work.masks_left):
+            for i in cutlass.range(blocks.full_start - blocks.start, unroll=1):
+                row_max, row_sum = _step(context, place, turn, blocks.full_start - 1 - i, (row_max, row_sum), True)
+                turn += 1
+        barriers.sum_empty.wait(tile, sum_phase)
+        shared.row_sum[tile, row] = row_sum
+        shared.row_max[tile, row] = row_max
+        arrive_warp(barriers.sum_full, tile)
+        sum_phase ^= 1
+        number += cute.arch.grid_dim()[0]
+
+
+@cute.jit
+def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlass.Constexpr):
+    """P of one block, and the row's new (maximum, sum)."""
+    plan, barriers = context.plan, context.barriers
+    old_max, row_sum = statistics
+    slot, phase = place.tile, turn % 2
+    if cutlass.const_expr(plan.q_tiles == 1):
+        slot, phase = turn % SLOTS, (turn // SLOTS) % 2
+    load, store, t_scores, t_probabilities = _views(context, slot, place.row)
+
+    barriers.score_full.wait(slot, phase)
+    r_scores = cute.make_rmem_tensor(load.partition_D(_coordinates(BLOCK_K)).shape, Float32)
+    cute.copy(load, t_scores, r_scores)
+    values = cute.make_tensor(r_scores.iterator, cute.make_layout((1, BLOCK_K)))
+    scale_log2 = _modify(context, place, block, values, masked)
+
+    block_max = cute.arch.fmax(old_max, _maximum(values))
+    grown = (block_max - old_max) * scale_log2 > plan.rescale_threshold_log2
+    new_max = cutlass.select_(grown, block_max, old_max)
+    base = cutlass.select_(new_max == NEG_INF, Float32(0.0), new_max) if masked else new_max
+    rescale = cutlass.select_(grown, exp2((old_max - base) * scale_log2), Float32(1.0))
+    s_scale = context.shared.scale
+    if turn > place.first_turn:
+        s_scale[slot, place.row] = rescale
+        cute.arch.barrier_arrive(barrier_id=SCALE_BARRIER + slot * 4 + place.warp, number_of_threads=64)
+
+    r_store = cute.make_rmem_tensor(store.partition_S(_coordinates(BLOCK_K // 2)).shape, Float32)
+    r_p = cute.make_tensor(cute.recast_ptr(r_store.iterator, dtype=context.dtype), cute.make_layout((_PART, _PARTS)))
+    parts = cute.make_tensor(r_scores.iterator, cute.make_layout((_PART, _PARTS)))
+    for part in cutlass.range_constexpr(_PARTS):
+        on_fma = 0 if masked else plan.exp2_on_fma[part]
+        _exponentials(parts[None, part], scale_log2, base * -scale_log2, on_fma)
+        r_p[None, part].store(parts[None, part].load().to(context.dtype))
+        cute.copy(store, r_store[None, None, part], t_probabilities[None, None, part])
+        if cutlass.const_expr(part + 1 == _HEAD_PARTS):
+            finish_tmem_stores()
+            arrive_warp(barriers.p_full, slot)
+    finish_tmem_stores()
+    arrive_warp(barriers.p_tail, slot)
+    return new_max, row_sum * rescale + _sum(values)
+
+
+def _coordinates(columns: int):
+    return cute.make_identity_tensor((BLOCK_Q, columns))
+
+
+def _views(context: Context, slot, row):
+    """(load, store, S, P): this thread's tensor-memory copies and its parts of the slot."""
+    s = scores(context, slot)[(None, None), 0, 0]
+    halves = cute.composition(s.layout, cute.make_layout((BLOCK_Q, BLOCK_K // 2)))
+    p = cute.make_tensor(s.iterator + BLOCK_K // 2, halves)
+    load_atom = cute.make_copy_atom(tcgen05.copy.Ld32x32bOp(tcgen05.copy.Repetition(_PART)), Float32)
+    store_atom = cute.make_copy_atom(tcgen05.copy.St32x32bOp(tcgen05.copy.Repetition(_PART // 2)), Float32)
+    load = tcgen05.make_tmem_copy(load_atom, s).get_slice(row)
+    store = tcgen05.make_tmem_copy(store_atom, p).get_slice(row)
+    return load, store, load.partition_S(s), store.partition_D(p)
+
+
+def _modify(context: Context, place: _Row, block, values, masked: bool) -> float:
+    """Score mods and mask, in place; returns what the values are to be multiplied by in the exponent."""
+    spec, work = context.spec, place.work
+    if not spec.score_mods and not masked:
+        return spec.scale * LOG2_E
+    fragment = RowFragment(values, place.row, (0,), Int32(0), tuple(range(BLOCK_K)), 1)
+    row = (work.first_tile + place.tile) * BLOCK_Q + place.row
+    where = Place(work.batch, (work.head,), (row,), block * BLOCK_K)
+    scale_log2 = spec.scale * LOG2_E
+    if spec.score_mods:
+        apply_scores(spec.score_mods, spec.scale, fragment, where, work.geometry, ())
+        scale_log2 = LOG2_E
+    if masked:
+        low, high = context.work.row_interval(row, work.geometry)
+        apply_mask(spec.mask, fragment, ((low if context.work.masks_left else None, high),), where, work.geometry, None)
+    return scale_log2
+
+
+def _maximum(values) -> Float32:
+    """The largest of a row's values, in four chains."""
+    chains = [values[0, i] for i in range(4)]
+    for i in range(4, BLOCK_K):
+        chains[i % 4] = cute.arch.fmax(chains[i % 4], values[0, i])
+    return cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
+
+
+def _sum(values) -> Float32:
+    """The sum of a row's values, in four chains of pairs."""
+    chains = [(values[0, i], values[0, i + 1]) for i in range(0, 8, 2)]
+    for i in range(8, BLOCK_K, 2):
+        chains[i // 2 % 4] = cute.arch.add_packed_f32x2(chains[i // 2 % 4], (values[0, i], values[0, i + 1]))
+    left = cute.arch.add_packed_f32x2(chains[0], chains[1])
+    right = cute.arch.add_packed_f32x2(chains[2], chains[3])
+    low, high = cute.arch.add_packed_f32x2(left, right)
+    return low + high
+
+
+def _exponentials(part, scale_log2: float, bias: Float32, pairs_on_fma: int) -> None:
+    """2 ** (scale_log2 * x + bias) in place; so many pairs of the part on FMA units, evenly spread."""
+    pairs = cute.size(part) // 2
+    for i in range(pairs):
+        x = cute.arch.fma_packed_f32x2(
+            (part[2 * i], part[2 * i + 1]), (Float32(scale_log2), Float32(scale_log2)), (bias, bias)
+        )
+        emulated = (i + 1) * pairs_on_fma // pairs > i * pairs_on_fma // pairs
+        part[2 * i], part[2 * i + 1] = _exp2_on_fma(x) if emulated else (exp2(x[0]), exp2(x[1]))
+
+
+def _exp2_on_fma(x: tuple) -> tuple:
+    """2**x of a pair for x <= 127: Cody and Waite's split into integer and fraction, then a polynomial (Horner).
+
+    Adding 2**23 + 2**22 rounded down leaves the integer part in the low mantissa bits, whence it moves to the exponent.
+    """
+    x = tuple(cute.arch.fmax(v, -127.0) for v in x)
+    shift = (Float32(_ROUND_TO_INTEGER),) * 2
+    shifted = cute.arch.add_packed_f32x2(x, shift, rnd="rm")
+    fraction = cute.arch.sub_packed_f32x2(x, cute.arch.sub_packed_f32x2(shifted, shift))
+    value = (Float32(_EXP2[3]),) * 2
+    for coefficient in reversed(_EXP2[:3]):
+        value = cute.arch.fma_packed_f32x2(value, fraction, (Float32(coefficient),) * 2)
+    return tuple(
+        ((s.bitcast(Int32) << 23) + v.bitcast(Int32)).bitcast(Float32)
+        for s, v in zip(shifted, value, strict=True)
+    )

@@ -1,0 +1,133 @@
+"""Which work a CTA does, computed alike by every role: its query tiles and the key blocks each of them visits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+from cutlass import Boolean, Int32
+
+from jax_fa4 import masks
+from jax_fa4.kernels.common.mask import NUMBERS
+from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyBlocks:
+    """The key blocks of one query tile, visited from end - 1 down to start; [full_start, full_end) need no mask.
+
+    There is always one: a tile without any key visits a block of which its mask keeps nothing.
+    """
+
+    start: Int32
+    full_start: Int32
+    full_end: Int32
+    end: Int32
+
+    @property
+    def count(self) -> Int32:
+        return self.end - self.start
+
+    def has(self, block: Int32) -> Boolean:
+        return (block >= self.start) & (block < self.end)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A CTA's current work.
+
+    Attributes:
+      first_tile: index of its first query tile among those of the query sequence.
+      head: query head; under GQA packing KV head.
+      kv_head, batch: indices.
+      geometry: of the example, for masks.
+      tiles: key blocks of each query tile.
+      start, end: the blocks loaded: the union of the tiles' blocks, which are adjacent or overlap.
+    """
+
+    first_tile: Int32
+    head: Int32
+    kv_head: Int32
+    batch: Int32
+    geometry: Any
+    tiles: tuple[KeyBlocks, ...]
+    start: Int32
+    end: Int32
+
+    @property
+    def count(self) -> Int32:
+        return self.end - self.start
+
+    def blocks_of(self, tile: Int32) -> KeyBlocks:
+        """The key blocks of a tile whose number is known at run time."""
+        if len(self.tiles) == 1:
+            return self.tiles[0]
+        first, second = (vars(blocks) for blocks in self.tiles)
+        return KeyBlocks(**{name: NUMBERS.where(tile == 0, first[name], second[name]) for name in first})
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkList:
+    """All work of the kernel.
+
+    Attributes:
+      schedule: numbers to (query block, head, batch).
+      sequence: batch to the example's geometry.
+      rows_per_tile: query rows of one head in a tile.
+      heads_per_kv_head: divides `head` to give the KV head.
+    """
+
+    schedule: Any
+    sequence: Any
+    mask: masks.Mask
+    q_tiles: int
+    rows_per_tile: int
+    heads_per_kv_head: int
+
+    @property
+    def count(self) -> Int32:
+        return self.schedule.count
+
+    @property
+    def masks_left(self) -> bool:
+        """Whether the mask may remove keys on the left of a row's interval."""
+        return any(isinstance(part, masks.Window) and part.left is not None for part in self.mask.parts)
+
+    def row_interval(self, row: Int32, geometry: Any) -> tuple[Int32, Int32]:
+        return masks.row_interval(self.mask, row, geometry)
+
+    def at(self, number: Int32) -> Work:
+        tile = self.schedule.tile(number)
+        geometry = self.sequence.geometry(tile.batch)
+        first_tile = tile.q_block * self.q_tiles
+        ranges = [
+            masks.block_range(self.mask, first_tile + i, self.rows_per_tile, BLOCK_K, geometry)
+            for i in range(self.q_tiles)
+        ]
+        tiles, start, end = _at_least_one(ranges)
+        return Work(
+            first_tile, tile.head, tile.head // self.heads_per_kv_head, tile.batch, geometry, tiles, start, end
+        )
+
+
+def _at_least_one(ranges: list[tuple]) -> tuple[tuple[KeyBlocks, ...], Int32, Int32]:
+    """Key blocks of the tiles and their union; a tile without any gets one, near the others'."""
+    n = NUMBERS
+    ranges = [tuple(Int32(x) for x in r) for r in ranges]
+    anchor = Int32(0)
+    for start, _, _, end in ranges:
+        anchor = n.where(start < end, start, anchor)
+    tiles = []
+    for start, full_start, full_end, end in ranges:
+        some = start < end
+        tiles.append(
+            KeyBlocks(
+                n.where(some, start, anchor),
+                n.where(some, full_start, anchor),
+                n.where(some, full_end, anchor),
+                n.where(some, end, anchor + 1),
+            )
+        )
+    first, last = tiles[0], tiles[-1]
+    return tuple(tiles), n.minimum(first.start, last.start), n.maximum(first.end, last.end)
