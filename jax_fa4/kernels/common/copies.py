@@ -1,0 +1,55 @@
+"""Views and copies that kernels of all architectures use."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import cpasync
+
+
+def permuted(tensor: cute.Tensor, *modes: int) -> cute.Tensor:
+    """The same memory with its modes in another order."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+
+
+def tma_load_atom(tensor: cute.Tensor, smem_layout, tile: tuple[int, int]):
+    """(atom, coordinate tensor) that loads `tile` of the first two modes; what lies outside the tensor arrives as 0."""
+    info = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, smem_layout, tile)
+    return info[0], info[1]
+
+
+def tma_partition(atom: cute.CopyAtom, shared: cute.Tensor, tiles: cute.Tensor):
+    """(shared, global) views with one mode per copy: mode 0 of both is the tile, the rest stages and tiles."""
+    return cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+
+
+def transpose_quad(words: list[Uint32], lane: Int32) -> list[Uint32]:
+    """Transposes a 4x4 matrix of words held by four neighbouring lanes: lane i's word j becomes lane j's word i.
+
+    Two exchange steps with lanes at distance 1 and 2, two shuffles each.
+    """
+    for distance in (1, 2):
+        upper = (lane & distance) != 0
+        result = list(words)
+        for i in range(4):
+            if i & distance:
+                continue
+            low, high = words[i], words[i | distance]
+            sent = Uint32(cutlass.select_(upper, low, high))
+            received = cute.arch.shuffle_sync_bfly(sent, offset=distance)
+            result[i] = Uint32(cutlass.select_(upper, received, low))
+            result[i | distance] = Uint32(cutlass.select_(upper, high, received))
+        words = result
+    return words
+
+
+def store_words(address: Int64, words: list[Uint32], predicate: Boolean) -> None:
+    """Stores 1, 2 or 4 words to global memory at a byte address, where `predicate` holds."""
+    names = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))
+    suffix, value = ("", names) if len(words) == 1 else (f".v{len(words)}", "{" + names + "}")
+    cute.arch.inline_ptx(
+        f"st.global{suffix}.b32 [{{$r0}}], {value};", read_only_args=[address, *words], predicate=predicate
+    )

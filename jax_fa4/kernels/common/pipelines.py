@@ -1,0 +1,56 @@
+"""Pipelines between warp roles, and the order in which warpgroups take turns."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import pipeline
+
+WARPGROUP_THREADS = 128
+
+
+def tma_load_pipeline(barriers: cute.Pointer, stages: int, stage_bytes: int, consumer_warps: int):
+    """A ring of `stages` buffers filled by TMA from one thread, each released once by every consumer warp."""
+    group = lambda size: pipeline.CooperativeGroup(pipeline.Agent.Thread, size)  # noqa: E731
+    return pipeline.PipelineTmaAsync.create(
+        barrier_storage=barriers,
+        num_stages=stages,
+        producer_group=group(1),
+        consumer_group=group(consumer_warps),
+        tx_count=stage_bytes,
+        defer_sync=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """Ping-pong: warpgroups issue their products one after the other, so that one's softmax meets another's products.
+
+    Warpgroup i waits at named barrier `first_barrier + i`, where warpgroup i - 1 arrives when it has issued its own.
+    """
+
+    warpgroups: int
+    first_barrier: int = 1
+
+    def begin(self, warpgroup) -> None:
+        """Once, before the first `wait`: opens warpgroup 0's barrier."""
+        if cutlass.const_expr(self.warpgroups > 1):
+            self._open(warpgroup)
+
+    @cute.jit
+    def _open(self, warpgroup: cutlass.Int32):
+        if warpgroup == self.warpgroups - 1:
+            cute.arch.barrier_arrive(barrier_id=self.first_barrier, number_of_threads=2 * WARPGROUP_THREADS)
+
+    def wait(self, warpgroup) -> None:
+        if cutlass.const_expr(self.warpgroups > 1):
+            cute.arch.barrier(barrier_id=self.first_barrier + warpgroup, number_of_threads=2 * WARPGROUP_THREADS)
+
+    def pass_on(self, warpgroup) -> None:
+        if cutlass.const_expr(self.warpgroups > 1):
+            following = cutlass.select_(warpgroup == self.warpgroups - 1, cutlass.Int32(0), warpgroup + 1)
+            cute.arch.barrier_arrive(
+                barrier_id=self.first_barrier + following, number_of_threads=2 * WARPGROUP_THREADS
+            )

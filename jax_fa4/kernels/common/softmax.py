@@ -1,0 +1,192 @@
+"""Online softmax over row fragments: the mathematics every architecture shares.
+
+A thread holds parts of some rows of a score tile. What differs between architectures is only how many rows a thread
+holds, which columns of them, and how many lanes share a row: `RowFragment` says all three, so nothing here asks for the
+architecture. A step returns P (in place of the scores) and the factor by which earlier results must shrink; it never
+touches O: Hopper scales O in registers, Blackwell mails the factor to its correction warps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint32
+
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2.0)
+NEG_INF = -math.inf
+
+# 2**f for f in [0, 1): minimax polynomial of degree three, largest relative error 8.8e-5.
+_EXP2_POLYNOMIAL = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
+_ROUND_TO_INTEGER = 12582912.0  # 2**23 + 2**22: adding it leaves the integer part in the low mantissa bits
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFragment:
+    """A thread's part of a score tile.
+
+    Args:
+        scores: (rows, columns) register tensor of float32.
+        row: this lane's first row within the tile; row r of the fragment is ``row + row_steps[r]``.
+        column: this lane's first column; column c of the fragment is ``column + column_steps[c]``.
+        lanes_per_row: neighbouring lanes that share a row: 4 for WGMMA accumulators, 1 where a thread has a whole row.
+    """
+
+    scores: Any
+    row: Int32
+    row_steps: Sequence[int]
+    column: Int32
+    column_steps: Sequence[int]
+    lanes_per_row: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxStrategy:
+    """How the exponentials and the rescaling are done: part of a plan.
+
+    Args:
+        emulated_eighths: of every eight exponentials in a fully unmasked block, how many run on the FMA units.
+        rescale_threshold_log2: earlier results are rescaled only when a row's maximum grew by more than this (in log2);
+            0 rescales always. 8 keeps P below 2**8 and the sums far from overflow.
+    """
+
+    emulated_eighths: int = 0
+    rescale_threshold_log2: float = 0.0
+
+
+def exp2(x: Float32) -> Float32:
+    """2**x on the special function unit, subnormals flushed."""
+    return cute.math.exp2(x, fastmath=True)
+
+
+def exp2_fma(x: Float32) -> Float32:
+    """2**x on the FMA units, for x <= 0 (below -127 it gives 2**-127): Cody and Waite's split of x, then a polynomial."""
+    x = cute.arch.fmax(x, -127.0)
+    shifted = cute.arch.inline_ptx(
+        "add.rm.ftz.f32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Float32],
+        read_only_args=[x, Float32(_ROUND_TO_INTEGER)],
+    )
+    fraction = x - (shifted - _ROUND_TO_INTEGER)
+    value = Float32(_EXP2_POLYNOMIAL[3])
+    for coefficient in reversed(_EXP2_POLYNOMIAL[:3]):
+        value = value * fraction + coefficient
+    return ((shifted.bitcast(Int32) << 23) + value.bitcast(Int32)).bitcast(Float32)
+
+
+def _tree(op, values: list) -> Any:
+    """Reduces `values` pairwise: short dependency chains."""
+    while len(values) > 1:
+        values = [op(*values[i : i + 2]) if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
+    return values[0]
+
+
+class OnlineSoftmax:
+    """Running maximum and sum of a fragment's rows.
+
+    Args:
+        rows: rows per thread.
+        lanes_per_row: lanes that share a row.
+        scale_log2: scores are multiplied by it inside the exponent (scale * log2 e, or log2 e after score functions).
+        strategy: see `SoftmaxStrategy`.
+
+    `row_max` holds the maximum of the raw scores (kept stale within the threshold), `row_sum` this lane's part of the
+    sum of exponentials, `rescale` the factor of the last step.
+    """
+
+    def __init__(self, rows: int, lanes_per_row: int, scale_log2: float, strategy: SoftmaxStrategy):
+        self.rows = rows
+        self.lanes_per_row = lanes_per_row
+        self.scale_log2 = scale_log2
+        self.strategy = strategy
+        self.row_max = cute.make_rmem_tensor((rows,), Float32)
+        self.row_sum = cute.make_rmem_tensor((rows,), Float32)
+        self.rescale = cute.make_rmem_tensor((rows,), Float32)
+
+    def reset(self) -> None:
+        self.row_max.fill(NEG_INF)
+        self.row_sum.fill(0.0)
+        self.rescale.fill(1.0)
+
+    def _over_lanes(self, op, value):
+        offset = 1
+        while offset < self.lanes_per_row:
+            value = op(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
+            offset *= 2
+        return value
+
+    def step(self, fragment: RowFragment, masked: bool) -> None:
+        """Turns scores into P in place and updates the statistics; `masked` says whether scores may be -inf."""
+        scores = fragment.scores
+        columns = len(fragment.column_steps)
+        for r in range(self.rows):
+            chains = 4
+            block_max = [scores[r, c] for c in range(min(chains, columns))]
+            for c in range(chains, columns):
+                block_max[c % chains] = cute.arch.fmax(block_max[c % chains], scores[r, c])
+            old_max = self.row_max[r]
+            new_max = self._over_lanes(cute.arch.fmax, cute.arch.fmax(_tree(cute.arch.fmax, block_max), old_max))
+            if self.strategy.rescale_threshold_log2 > 0:
+                grown = (new_max - old_max) * self.scale_log2 <= self.strategy.rescale_threshold_log2
+                new_max = cutlass.select_(grown, old_max, new_max)
+            self.row_max[r] = new_max
+            if masked:  # a row without any key so far: its P must come out 0, not NaN
+                new_max = cutlass.select_(new_max == NEG_INF, Float32(0.0), new_max)
+            bias = new_max * -self.scale_log2
+            rescale = exp2(old_max * self.scale_log2 + bias)
+            self.rescale[r] = rescale
+            sums = [self.row_sum[r] * rescale] + [None] * 3
+            for c in range(columns):
+                exponent = scores[r, c] * self.scale_log2 + bias
+                emulated = not masked and (c * self.strategy.emulated_eighths) % 8 < self.strategy.emulated_eighths
+                p = exp2_fma(exponent) if emulated else exp2(exponent)
+                scores[r, c] = p
+                lane = c % 4
+                sums[lane] = p if sums[lane] is None else sums[lane] + p
+            self.row_sum[r] = _tree(lambda a, b: a + b, [s for s in sums if s is not None])
+
+    def must_rescale(self) -> Boolean:
+        """Whether any row of this warp has to be rescaled (always, without a threshold)."""
+        changed = Boolean(False)
+        for r in range(self.rows):
+            changed = changed | (self.rescale[r] != 1.0)
+        return cute.arch.vote_any_sync(changed)
+
+    def finish(self, sink) -> tuple[list, list]:
+        """(1 / sum, LSE in natural log) per row; an empty row gives (0, -inf), with a sink (0, sink).
+
+        `sink` is None or a raw logit per row: it joins the denominator.
+        """
+        scale = self.scale_log2 * LN_2
+        inverses, lses = [], []
+        for r in range(self.rows):
+            total = self._over_lanes(lambda a, b: a + b, self.row_sum[r])
+            row_max = self.row_max[r]
+            empty = row_max == NEG_INF
+            if sink is not None:
+                safe_max = cutlass.select_(empty, sink[r] * (1.0 / scale), row_max)
+                total = total + exp2((sink[r] - safe_max * scale) * LOG2_E)
+                row_max = safe_max
+                empty = total == 0.0
+            safe_total = cutlass.select_(empty, Float32(1.0), total)
+            lse = row_max * scale + cute.math.log2(safe_total, fastmath=True) * LN_2
+            lses.append(cutlass.select_(empty, Float32(NEG_INF), lse))
+            inverses.append(cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(safe_total)))
+        return inverses, lses
+
+
+def convert_pairs(source: cute.Tensor, target: cute.Tensor) -> None:
+    """Rounds float32 registers to 16-bit ones of the same order, two per instruction."""
+    kind = "bf16x2" if target.element_type is cutlass.BFloat16 else "f16x2"
+    packed = cute.recast_tensor(target, Uint32)
+    for i in range(cute.size(source) // 2):
+        packed[i] = cute.arch.inline_ptx(
+            f"cvt.rn.{kind}.f32 {{$w0}}, {{$r1}}, {{$r0}};",
+            write_only_types=[Uint32],
+            read_only_args=[source[2 * i], source[2 * i + 1]],
+        )

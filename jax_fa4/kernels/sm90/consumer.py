@@ -1,0 +1,242 @@
+"""A consumer warpgroup: scores and output of 64 query rows, softmax in registers.
+
+Per KV block, with the previous block's P in registers: issue S = Q K^T of this block and O += P V of the previous one,
+wait for S, do its softmax while P V still runs, then rescale O and round P for the next step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr, pipeline
+from cutlass.cute.nvgpu import warpgroup
+
+from jax_fa4 import masks
+from jax_fa4.kernels.common import mask, pipelines, sequence, softmax
+from jax_fa4.kernels.sm90 import epilogue
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """Fragments of both products: descriptors of Q, K and V in shared memory, P and O in registers."""
+
+    q: Any
+    k: Any
+    v: Any
+    p: Any
+    o: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """This thread's share of a tile: warpgroup, and first row and column in every accumulator."""
+
+    warpgroup: Int32
+    row: Int32
+    column: Int32
+
+
+def rows_view(accumulator: cute.Tensor) -> cute.Tensor:
+    """A WGMMA accumulator ((2 columns, 2 rows, n / 8), 1, 1) as (rows, columns)."""
+    groups = cute.size(accumulator) // 4
+    return cute.make_tensor(accumulator.iterator, cute.make_layout((2, (2, groups)), stride=(2, (1, 4))))
+
+
+def multiply(product, accumulator, a, b, accumulate: bool) -> None:
+    """Issues accumulator (+)= a b as one group of asynchronous products; does not wait."""
+    atom = cute.make_mma_atom(product.op)
+    warpgroup.fence()
+    for k in range(cute.size(a, mode=[2])):
+        atom.set(warpgroup.Field.ACCUMULATE, accumulate or k > 0)
+        cute.gemm(atom, accumulator, a[None, None, k], b[None, None, k], accumulator)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def run(kernel, products, shared, g, dims, schedule):
+    """All tiles of this CTA."""
+    plan, spec = kernel.plan, kernel.spec
+    thread = cute.arch.thread_idx()[0] - 128
+    group = cute.arch.make_warp_uniform(thread // 128)
+    in_group = thread % 128
+    lane = Lane(group, group * 64 + in_group // 32 * 16 + in_group % 32 // 4, in_group % 4 * 2)
+    scores_slice, output_slice = products.scores.get_slice(group * 128), products.output.get_slice(group * 128)
+    operand = Operand(
+        scores_slice.make_fragment_A(scores_slice.partition_A(shared.q)),
+        scores_slice.make_fragment_B(scores_slice.partition_B(shared.k)),
+        output_slice.make_fragment_B(output_slice.partition_B(shared.v)),
+        output_slice.make_fragment_A(output_slice.partition_shape_A((plan.block_q, plan.block_k))),
+        cute.make_rmem_tensor(output_slice.partition_shape_C((plan.block_q, plan.value_tile_dim)), Float32),
+    )
+    statistics = softmax.OnlineSoftmax(2, 4, kernel.scale_log2, kernel.strategy)
+    turns = pipelines.Turns(plan.warpgroups)
+    turns.begin(group)
+
+    q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1)
+    kv_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.stages)
+    number = cute.arch.block_idx()[0]
+    work = Work(kernel, products, shared, operand, lane, statistics, turns, g, dims)
+    while number < schedule.count:
+        q_state, kv_state = _tile(work, schedule.tile(number), q_state, kv_state)
+        number += cute.arch.grid_dim()[0]
+
+
+@cute.jit
+def _tile(work, tile, q_state, kv_state):
+    """One tile; returns the states of the next tile's first buffers."""
+    spec, plan = work.kernel.spec, work.kernel.plan
+    geometry = sequence.geometry(spec, work.g, work.dims, tile.batch)
+    order = mask.block_order(spec.mask, tile.q_block, plan.block_q, plan.block_k, geometry)
+    rows = tuple(tile.q_block * plan.block_q + work.lane.row + step for step in (0, 8))
+    block = Block(work, tile, geometry, rows, sequence.element_mask(spec, work.g, tile.batch, rows, geometry))
+
+    work.statistics.reset()
+    work.operand.o.fill(0.0)
+    work.shared.q_pipeline.consumer_wait(q_state)
+    _first(block, kv_state, order.masked(Int32(0)))
+    for step in cutlass.range(1, order.masked_count, unroll=1):
+        kv_state = _step(block, kv_state, order.masked(step), True)
+    for step in cutlass.range(order.full_end - order.full_start, unroll=1):
+        kv_state = _step(block, kv_state, order.full(step), False)
+    work.shared.q_pipeline.consumer_release(q_state)
+    q_state.advance()
+    kv_state = _last(block, kv_state)
+    epilogue.run(block)
+    return q_state, kv_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What all tiles of a consumer share."""
+
+    kernel: Any
+    products: Any
+    shared: Any
+    operand: Operand
+    lane: Lane
+    statistics: softmax.OnlineSoftmax
+    turns: pipelines.Turns
+    g: Any
+    dims: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What the steps of one tile share: tile, geometry of its example, this lane's rows, its element mask."""
+
+    work: Work
+    tile: Any
+    geometry: Any
+    rows: tuple
+    element_mask: mask.ElementMask
+
+
+def _new_scores(work):
+    shape = (work.kernel.plan.block_q, work.kernel.plan.block_k)
+    return cute.make_rmem_tensor(work.products.scores.get_slice(0).partition_shape_C(shape), Float32)
+
+
+def _issue_scores(work, scores, state):
+    keys = work.operand.k[None, None, None, state.index]
+    multiply(work.products.scores, scores, work.operand.q[None, None, None, 0], keys, False)
+
+
+def _issue_output(work, state):
+    values = work.operand.v[None, None, None, state.index]
+    multiply(work.products.output, work.operand.o, work.operand.p, values, True)
+
+
+def _softmax(block, scores, kv_block, masked: bool):
+    """Score mods, mask and softmax of a block: scores become P."""
+    work, spec, plan = block.work, block.work.kernel.spec, block.work.kernel.plan
+    columns = tuple(8 * n + i for n in range(plan.block_k // 8) for i in range(2))
+    fragment = softmax.RowFragment(rows_view(scores), work.lane.row, (0, 8), work.lane.column, columns, 4)
+    place = mask.Place(block.tile.batch, (block.tile.head,) * 2, block.rows, kv_block * plan.block_k, spec.positions)
+    if spec.score_mods:
+        operands = sequence.operands(work.g, "score_operands", sequence.score_functions(spec))
+        mask.apply_scores(spec.score_mods, spec.scale, fragment, place, block.geometry, operands)
+    if masked:
+        block.element_mask.apply(fragment, place, block.geometry)
+    work.statistics.step(fragment, masked)
+
+
+def _first(block, state, kv_block):
+    """The first block: no P yet."""
+    work = block.work
+    scores = _new_scores(work)
+    work.shared.k_pipeline.consumer_wait(state)
+    _issue_scores(work, scores, state)
+    warpgroup.wait_group(0)
+    work.shared.k_pipeline.consumer_release(state)
+    _softmax(block, scores, kv_block, True)
+    softmax.convert_pairs(scores, work.operand.p)
+
+
+def _step(block, state, kv_block, masked: bool):
+    """Another block, with the previous block's P in registers; returns the state of the block's buffers."""
+    work = block.work
+    previous = state.clone()
+    state.advance()
+    scores = _new_scores(work)
+    work.shared.k_pipeline.consumer_wait(state)
+    work.turns.wait(work.lane.warpgroup)
+    _issue_scores(work, scores, state)
+    work.shared.v_pipeline.consumer_wait(previous)
+    _issue_output(work, previous)
+    work.turns.pass_on(work.lane.warpgroup)
+    warpgroup.wait_group(1)
+    work.shared.k_pipeline.consumer_release(state)
+    _softmax(block, scores, kv_block, masked)
+    _finish_before_wait(work.statistics)
+    warpgroup.wait_group(0)
+    work.shared.v_pipeline.consumer_release(previous)
+    softmax.convert_pairs(scores, work.operand.p)
+    _rescale(work)
+    return state
+
+
+def _finish_before_wait(statistics) -> None:
+    """Keeps the exponentials before the wait that follows.
+
+    The assembler moves a wait for products up as far as it can, past the exponentials, which would then no longer run
+    under them. It moves nothing across control flow, so here is a branch that depends on all of P and is never taken:
+    sums of exponentials are not negative.
+    """
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.lt.f32 p, {$r0}, 0f00000000; @p exit; }",
+        read_only_args=[statistics.row_sum[0] + statistics.row_sum[1]],
+    )
+
+
+def _rescale(work):
+    output = rows_view(work.operand.o)
+    if work.kernel.strategy.rescale_threshold_log2 > 0:
+        _scale_if_grown(work.statistics, output)
+    else:
+        _scale(work.statistics, output)
+
+
+@cute.jit
+def _scale_if_grown(statistics, output):
+    if statistics.must_rescale():
+        _scale(statistics, output)
+
+
+def _scale(statistics, output):
+    for r in range(2):
+        for c in range(cute.size(output, mode=[1])):
+            output[r, c] = output[r, c] * statistics.rescale[r]
+
+
+def _last(block, state):
+    """The last block's P V; returns the state of the next tile's first block."""
+    work = block.work
+    work.shared.v_pipeline.consumer_wait(state)
+    _issue_output(work, state)
+    warpgroup.wait_group(0)
+    work.shared.v_pipeline.consumer_release(state)
+    state.advance()
+    return state

@@ -1,0 +1,153 @@
+"""Forward attention for Hopper: what is launched, what shared memory holds, and which warp plays which role.
+
+One producer warp loads Q, K and V by TMA (`load`). Each consumer warpgroup owns 64 query rows: it computes scores and
+output with WGMMA and keeps the softmax in registers (`consumer`), then writes its rows (`epilogue`). CTAs are persistent.
+The schedule of products follows FlashAttention-3 (Shah et al., 2024): the next block's scores are computed while the
+previous block's P multiplies V, and warpgroups take turns on the tensor cores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.utils import LayoutEnum, SmemAllocator
+
+from jax_fa4.kernels.common import abi, copies, pipelines, scheduler, softmax
+from jax_fa4.kernels.common.entry import DTYPES
+from jax_fa4.kernels.sm90 import consumer, load
+from jax_fa4.kernels.sm90.plans import L2_SECTION_BYTES, ForwardPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class Loads:
+    """TMA atoms and coordinate tensors: q (S, D, H, B), k (T, D, K, B), v (E, T, K, B)."""
+
+    q_atom: cute.CopyAtom
+    q: cute.Tensor
+    k_atom: cute.CopyAtom
+    k: cute.Tensor
+    v_atom: cute.CopyAtom
+    v: cute.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """Both tiled products, per CTA: scores = Q K^T and output = P V with P from registers."""
+
+    scores: cute.TiledMma
+    output: cute.TiledMma
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """Tiles in shared memory and the pipelines that guard them."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    q_pipeline: Any
+    k_pipeline: Any
+    v_pipeline: Any
+
+
+class Forward:
+    """The kernel for one spec and plan; see `kernels.common.entry` for the calling convention."""
+
+    def __init__(self, spec, plan: ForwardPlan):
+        self.spec = spec
+        self.plan = plan
+        self.buffers = abi.forward_buffers(spec)
+        self.dtype = DTYPES[spec.dtype]
+        strategy = softmax.SoftmaxStrategy(plan.exp2_emulated_eighths, plan.rescale_threshold_log2)
+        self.strategy = strategy
+        # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
+        self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
+
+    def layouts(self):
+        """Shared memory layouts of Q (rows, D), K (keys, D, stage) and V (E, keys, stage)."""
+        plan = self.plan
+        rows, keys, dim, value_dim = plan.block_q, plan.block_k, plan.tile_dim, plan.value_tile_dim
+        q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, (rows, keys, dim), self.dtype, 1)
+        k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, (rows, keys, dim), self.dtype, plan.stages)
+        v = hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, (rows, value_dim, keys), self.dtype, plan.stages)
+        return q, k, v
+
+    def products(self) -> Products:
+        plan, kmajor = self.plan, OperandMajorMode.K
+        atoms = (plan.warpgroups, 1, 1)
+        scores = hopper.make_trivial_tiled_mma(
+            self.dtype, self.dtype, kmajor, kmajor, Float32, atoms, (64, plan.block_k)
+        )
+        output = hopper.make_trivial_tiled_mma(
+            self.dtype, self.dtype, kmajor, OperandMajorMode.MN, Float32, atoms, (64, plan.value_tile_dim),
+            warpgroup.OperandSource.RMEM,
+        )  # fmt: skip
+        return Products(scores, output)
+
+    @cute.jit
+    def __call__(self, g, dims, stream):
+        plan = self.plan
+        q_layout, k_layout, v_layout = self.layouts()
+        q_atom, q = copies.tma_load_atom(
+            copies.permuted(g.q, 1, 3, 2, 0), cute.select(q_layout, mode=[0, 1]), (plan.block_q, plan.tile_dim)
+        )
+        k_atom, k = copies.tma_load_atom(
+            copies.permuted(g.k, 1, 3, 2, 0), cute.select(k_layout, mode=[0, 1]), (plan.block_k, plan.tile_dim)
+        )
+        v_atom, v = copies.tma_load_atom(
+            copies.permuted(g.v, 3, 1, 2, 0), cute.select(v_layout, mode=[0, 1]), (plan.value_tile_dim, plan.block_k)
+        )
+        q_blocks = (dims.S + (plan.block_q - 1)) // plan.block_q
+        kv_bytes = Int64(dims.T) * (2 * (self.spec.head_dim + self.spec.value_head_dim))
+        section = scheduler.section_heads(plan.longest_first, self.spec.group, kv_bytes, L2_SECTION_BYTES)
+        schedule = scheduler.TileSchedule(q_blocks, dims.H, dims.B, section)
+        self.kernel(
+            Loads(q_atom, q, k_atom, k, v_atom, v), self.products(), (q_layout, k_layout, v_layout), g, dims, schedule
+        ).launch(
+            grid=(cutlass.min(dims.sm_count, schedule.count), 1, 1),
+            block=(128 * (plan.warpgroups + 1), 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(self, loads: Loads, products: Products, layouts, g, dims, schedule):
+        plan = self.plan
+        q_layout, k_layout, v_layout = layouts
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == 0:
+            cpasync.prefetch_descriptor(loads.q_atom)
+            cpasync.prefetch_descriptor(loads.k_atom)
+            cpasync.prefetch_descriptor(loads.v_atom)
+
+        storage = SmemAllocator()
+        barriers = storage.allocate_array(Int64, 2 + 4 * plan.stages)
+        tensor = lambda layout: storage.allocate_tensor(  # noqa: E731
+            self.dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner
+        )
+        q, k, v = tensor(q_layout), tensor(k_layout), tensor(v_layout)
+        size = lambda layout: cute.size_in_bytes(self.dtype, cute.select(layout, mode=[0, 1]))  # noqa: E731
+        consumers, stages = 4 * plan.warpgroups, plan.stages
+        shared = Shared(
+            q, k, v,
+            pipelines.tma_load_pipeline(barriers, 1, size(q_layout), consumers),
+            pipelines.tma_load_pipeline(barriers + 2, stages, size(k_layout), consumers),
+            pipelines.tma_load_pipeline(barriers + 2 + 2 * stages, stages, size(v_layout), consumers),
+        )  # fmt: skip
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
+        if warp < 4:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp == 0:
+                load.run(self, loads, shared, g, dims, schedule)
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            consumer.run(self, products, shared, g, dims, schedule)
