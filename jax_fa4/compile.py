@@ -12,6 +12,9 @@ import threading
 from jax_fa4 import elf
 from jax_fa4.artifact import PREFIX, Artifact
 
+HOST_TARGET = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v2"
+"""What the host part of an artifact runs on: an artifact may be carried to a machine with an older processor."""
+
 _COMPILER = threading.Lock()  # the DSL keeps global state while it traces
 
 
@@ -40,7 +43,7 @@ def compile_kernel(kernel, arch: str, *, options: str = "", dump_dir: str | os.P
     with tempfile.TemporaryDirectory() as scratch, _COMPILER:
         folder = pathlib.Path(dump_dir or scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        flags = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir={folder} {options}"
+        flags = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir={folder} --host-target '{HOST_TARGET}' {options}"
         compiled = cute.compile(entry, *fake_args(kernel), options=flags)
         host_object = compiled.dump_to_object(PREFIX)
         ptx, cubin = compiled.__ptx__, compiled.__cubin__
