@@ -128,6 +128,15 @@ class Context:
         return self.plan.value_head_dim, BLOCK_K
 
 
+def query_of(context: Context, work, tile, row):
+    """(query head, row of the sequence) of a row of a tile; under GQA packing neighbouring rows differ in head."""
+    packed = context.plan.packed_heads
+    position = (work.first_tile + tile) * BLOCK_Q + row
+    if packed == 1:
+        return work.head, position
+    return work.head * packed + position % packed, position // packed
+
+
 # Tensor memory. All 512 columns are allocated, so addresses begin at 0: slots of S first, then the tiles' O. P takes
 # the upper half of its slot's columns, two 16-bit elements to a column; S has been read by then.
 

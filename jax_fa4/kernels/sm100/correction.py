@@ -7,7 +7,7 @@ to global memory itself.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, exp2
@@ -18,6 +18,7 @@ from jax_fa4.kernels.sm100.context import (
     finish_tmem_loads,
     finish_tmem_stores,
     products,
+    query_of,
 )
 from jax_fa4.kernels.sm100.plans import BLOCK_Q, SLOTS
 
@@ -83,7 +84,7 @@ def _finish(context: Context, work, tile: cutlass.Constexpr, row, sum_phase, out
     barriers.sum_full.wait(tile, sum_phase)
     total, row_max = shared.row_sum[tile, row], shared.row_max[tile, row]
     arrive_warp(barriers.sum_empty, tile)
-    q_row = (work.first_tile + tile) * BLOCK_Q + row
+    head, q_row = query_of(context, work, tile, row)
     scale = 1.0 if spec.score_mods else spec.scale
     empty = (row_max == NEG_INF) | (q_row >= work.geometry.q_length)
     safe_total = cutlass.select_(empty, Float32(1.0), total)
@@ -92,7 +93,7 @@ def _finish(context: Context, work, tile: cutlass.Constexpr, row, sum_phase, out
     inverse = cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(safe_total))
     g_lse = context.memory.lse
     if q_row < g_lse.shape[0]:
-        g_lse[q_row, work.head, work.batch] = lse
+        g_lse[q_row, head, work.batch] = lse
 
     barriers.o_full.wait(tile, output_phase)
     _store_shared(context, tile, row, inverse, sum_phase)

@@ -4,7 +4,6 @@ Structure and schedule follow FlashAttention-4: asynchronous tensor-core product
 query tiles whose softmax alternates, and a correction warpgroup that rescales O off the critical path.
 """
 
-import dataclasses
 
 import cutlass
 import cutlass.cute as cute
@@ -15,23 +14,14 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.cute.nvgpu.tcgen05 import OperandMajorMode, OperandSource
 
-from jax_fa4 import masks
 from jax_fa4.kernels.common import abi
-from jax_fa4.kernels.common.mask import NUMBERS
+from jax_fa4.kernels.common.copies import permuted
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.scheduler import TileSchedule, section_heads
 from jax_fa4.kernels.sm100 import correction, epilogue, load, mma, softmax
 from jax_fa4.kernels.sm100.context import TMEM_BARRIER, Context, Global, Layouts, Shared, make_barriers, storage_type
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS, TMEM_COLUMNS, ForwardPlan
 from jax_fa4.kernels.sm100.tiles import WorkList
-
-
-@dataclasses.dataclass(frozen=True)
-class Plain:
-    S: object
-    T: object
-    def geometry(self, batch):
-        return masks.Geometry.bottom_right(self.S, self.T, numbers=NUMBERS)
 
 
 class Forward:
@@ -52,7 +42,7 @@ class Forward:
         memory = self._memory(g, qk, pv, layouts)
         schedule = self._schedule(dims)
         grid = [cutlass.min(schedule.count, dims.sm_count), 1, 1]
-        self.kernel(memory, schedule, Plain(dims.S, dims.T), qk, pv, layouts).launch(
+        self.kernel(memory, schedule, qk, pv, layouts, g, dims).launch(
             grid=grid, block=[plan.warps.threads, 1, 1], stream=stream, min_blocks_per_mp=1
         )
 
@@ -97,8 +87,8 @@ class Forward:
         plan = self.plan
         cluster = (1, 1, 1, 1)
         load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-        q, k, v, o = (permuted(t, (1, 3, 2, 0)) for t in (g.q, g.k, g.v, g.o))
-        v = permuted(v, (1, 0, 2, 3))
+        q, k, v, o = (permuted(t, 1, 3, 2, 0) for t in (g.q, g.k, g.v, g.o))
+        v = permuted(v, 1, 0, 2, 3)
         a, b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
         load_q, q = a(load_op, q, one_stage(layouts.q), self.qk_tiler, qk, cluster)
         load_k, k = b(load_op, k, one_stage(layouts.k), self.qk_tiler, qk, cluster)
@@ -108,10 +98,12 @@ class Forward:
             store_o, o = cpasync.make_tiled_tma_atom(
                 cpasync.CopyBulkTensorTileS2GOp(), o, cute.select(layouts.o, mode=[0, 1]), (BLOCK_Q, plan.value_head_dim)
             )
-        return Global(load_q, q, load_k, k, load_v, v, store_o, o, permuted(g.lse, (2, 1, 0)))
+        return Global(load_q, q, load_k, k, load_v, v, store_o, o, permuted(g.lse, 2, 1, 0))
 
     @cute.kernel
-    def kernel(self, memory: Global, schedule: TileSchedule, sequence: Plain, qk: cute.TiledMma, pv: cute.TiledMma, layouts: Layouts):
+    def kernel(
+        self, memory: Global, schedule: TileSchedule, qk: cute.TiledMma, pv: cute.TiledMma, layouts: Layouts, g, dims
+    ):
         plan, warps = self.plan, self.plan.warps
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == warps.load:
@@ -130,7 +122,7 @@ class Forward:
         pipeline.pipeline_init_arrive(is_relaxed=True)
         tx_bytes = {"k": k_bytes, "v": cute.size_in_bytes(self.dtype, one_stage(layouts.v))}
         shared = self._shared(storage, layouts)
-        work = WorkList(schedule, sequence, self.spec.mask, plan.q_tiles, BLOCK_Q, self.spec.group)
+        work = WorkList(self.spec, plan, schedule, g, dims)
         context = Context(self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, tx_bytes)
         pipeline.pipeline_init_wait()
 
@@ -175,10 +167,6 @@ class Forward:
         rows = cute.make_layout((SLOTS, BLOCK_Q), stride=(BLOCK_Q, 1))
         statistics = (getattr(storage, name).get_tensor(rows) for name in ("scale", "row_sum", "row_max"))
         return Shared(q, k, v, o, *statistics)
-
-
-def permuted(tensor: cute.Tensor, modes: tuple[int, ...]) -> cute.Tensor:
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
 
 
 def one_stage(layout):

@@ -49,8 +49,8 @@ class Warps:
 class Registers:
     """Registers per thread (setmaxnreg) of each role; "other" are the single warps."""
 
-    softmax: int = 192
-    correction: int = 80
+    softmax: int = 184
+    correction: int = 96
     other: int = 48
 
     def __post_init__(self):
@@ -74,7 +74,7 @@ class ForwardPlan:
         computed by a polynomial on the FMA units instead of the special-function unit (16 results a cycle).
       rescale_threshold_log2: the running maximum moves only when it grew by more than this, in powers of two; O then
         needs no rescaling otherwise. Sums and O stay exact, P stays below 2**threshold.
-      group: query heads that share a tile's rows (GQA packing), 1 if rows of a tile are of one head.
+      packed_heads: query heads of one KV head whose rows share a tile (GQA packing); 1 without packing.
       longest_first: query tiles are scheduled from the last to the first.
     """
 
@@ -88,7 +88,7 @@ class ForwardPlan:
     float32_out: bool = False
     exp2_on_fma: tuple[int, int, int, int] = (4, 4, 4, 0)
     rescale_threshold_log2: float = 8.0
-    group: int = 1
+    packed_heads: int = 1
     longest_first: bool = False
     l2_bytes: int = 64 * 2**20
     registers: Registers = Registers()

@@ -12,13 +12,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from jax_fa4.kernels.common.mask import Place, apply_mask, apply_scores
+from jax_fa4.kernels.common import mask, sequence
 from jax_fa4.kernels.common.softmax import LOG2_E, NEG_INF, RowFragment, exp2
 from jax_fa4.kernels.sm100.context import (
     SCALE_BARRIER,
     Context,
     arrive_warp,
     finish_tmem_stores,
+    query_of,
     scores,
 )
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS
@@ -26,6 +27,8 @@ from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS
 # A row is worked on in parts: loads, exponentials, conversion and stores of one part overlap those of the next.
 _PART = 32
 _PARTS = BLOCK_K // _PART
+# Independent chains of a row's maximum and sum.
+_CHAINS = 4
 # Parts of P after which the second product may start.
 _HEAD_PARTS = 3
 
@@ -36,12 +39,19 @@ _ROUND_TO_INTEGER = float(2**23 + 2**22)
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """The calling thread's place: query tile, row within it, warp within the warpgroup, and the work in hand."""
+    """The calling thread's row of the work in hand.
+
+    Fields: query tile, row within it, warp within the warpgroup; the work, query head and row of the sequence, the
+    row's element mask, and the number of blocks that this warpgroup had done before.
+    """
 
     tile: Int32
     row: Int32
     warp: Int32
     work: Any
+    head: Int32
+    q_row: Int32
+    mask: mask.ElementMask
     first_turn: Int32
 
 
@@ -57,13 +67,15 @@ def run(context: Context):
 
 @cute.jit
 def _tiles(context: Context, tile, row, warp):
-    shared, barriers = context.shared, context.barriers
+    shared, barriers, work_list = context.shared, context.barriers, context.work
     turn, sum_phase = Int32(0), Int32(1)
     number = cute.arch.block_idx()[0]
-    while number < context.work.count:
-        work = context.work.at(number)
+    while number < work_list.count:
+        work = work_list.at(number)
         blocks = work.blocks_of(tile)
-        place = _Row(tile, row, warp, work, turn)
+        head, q_row = query_of(context, work, tile, row)
+        element_mask = sequence.element_mask(context.spec, work_list.g, work.batch, (q_row,), work.geometry)
+        place = _Row(tile, row, warp, work, head, q_row, element_mask, turn)
         row_max, row_sum = Float32(NEG_INF), Float32(0.0)
         for i in cutlass.range(blocks.end - blocks.full_end, unroll=1):
             row_max, row_sum = _step(context, place, turn, blocks.end - 1 - i, (row_max, row_sum), True)
@@ -112,9 +124,13 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     r_store = cute.make_rmem_tensor(store.partition_S(_coordinates(BLOCK_K // 2)).shape, Float32)
     r_p = cute.make_tensor(cute.recast_ptr(r_store.iterator, dtype=context.dtype), cute.make_layout((_PART, _PARTS)))
     parts = cute.make_tensor(r_scores.iterator, cute.make_layout((_PART, _PARTS)))
+    # The sum trails by a part: it fills the issue slots between the next part's exponentials.
+    sums = [(row_sum * rescale, Float32(0.0))] + [(Float32(0.0), Float32(0.0))] * (_CHAINS - 1)
     for part in cutlass.range_constexpr(_PARTS):
         on_fma = 0 if masked else plan.exp2_on_fma[part]
         _exponentials(parts[None, part], scale_log2, base * -scale_log2, on_fma)
+        if cutlass.const_expr(part > 0):
+            sums = _add(sums, parts[None, part - 1])
         r_p[None, part].store(parts[None, part].load().to(context.dtype))
         cute.copy(store, r_store[None, None, part], t_probabilities[None, None, part])
         if cutlass.const_expr(part + 1 == _HEAD_PARTS):
@@ -122,7 +138,7 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
             arrive_warp(barriers.p_full, slot)
     finish_tmem_stores()
     arrive_warp(barriers.p_tail, slot)
-    return new_max, row_sum * rescale + _sum(values)
+    return new_max, _total(_add(sums, parts[None, _PARTS - 1]))
 
 
 def _coordinates(columns: int):
@@ -144,36 +160,34 @@ def _views(context: Context, slot, row):
 def _modify(context: Context, place: _Row, block, values, masked: bool) -> float:
     """Score mods and mask, in place; returns what the values are to be multiplied by in the exponent."""
     spec, work = context.spec, place.work
-    if not spec.score_mods and not masked:
-        return spec.scale * LOG2_E
     fragment = RowFragment(values, place.row, (0,), Int32(0), tuple(range(BLOCK_K)), 1)
-    row = (work.first_tile + place.tile) * BLOCK_Q + place.row
-    where = Place(work.batch, (work.head,), (row,), block * BLOCK_K)
-    scale_log2 = spec.scale * LOG2_E
+    where = mask.Place(work.batch, (place.head,), (place.q_row,), block * BLOCK_K, spec.positions)
     if spec.score_mods:
-        apply_scores(spec.score_mods, spec.scale, fragment, where, work.geometry, ())
-        scale_log2 = LOG2_E
+        operands = sequence.operands(context.work.g, "score_operands", sequence.score_functions(spec))
+        mask.apply_scores(spec.score_mods, spec.scale, fragment, where, work.geometry, operands)
     if masked:
-        low, high = context.work.row_interval(row, work.geometry)
-        apply_mask(spec.mask, fragment, ((low if context.work.masks_left else None, high),), where, work.geometry, None)
-    return scale_log2
+        place.mask.apply(fragment, where, work.geometry)
+    return LOG2_E * (1.0 if spec.score_mods else spec.scale)
 
 
 def _maximum(values) -> Float32:
     """The largest of a row's values, in four chains."""
-    chains = [values[0, i] for i in range(4)]
-    for i in range(4, BLOCK_K):
-        chains[i % 4] = cute.arch.fmax(chains[i % 4], values[0, i])
+    chains = [values[0, i] for i in range(_CHAINS)]
+    for i in range(_CHAINS, BLOCK_K):
+        chains[i % _CHAINS] = cute.arch.fmax(chains[i % _CHAINS], values[0, i])
     return cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
 
 
-def _sum(values) -> Float32:
-    """The sum of a row's values, in four chains of pairs."""
-    chains = [(values[0, i], values[0, i + 1]) for i in range(0, 8, 2)]
-    for i in range(8, BLOCK_K, 2):
-        chains[i // 2 % 4] = cute.arch.add_packed_f32x2(chains[i // 2 % 4], (values[0, i], values[0, i + 1]))
-    left = cute.arch.add_packed_f32x2(chains[0], chains[1])
-    right = cute.arch.add_packed_f32x2(chains[2], chains[3])
+def _add(sums: list, part) -> list:
+    """Adds a part's values to four pairs of partial sums."""
+    sums = list(sums)
+    for i in range(cute.size(part) // 2):
+        sums[i % _CHAINS] = cute.arch.add_packed_f32x2(sums[i % _CHAINS], (part[2 * i], part[2 * i + 1]))
+    return sums
+
+
+def _total(sums: list) -> Float32:
+    left, right = (cute.arch.add_packed_f32x2(sums[i], sums[i + 1]) for i in (0, 2))
     low, high = cute.arch.add_packed_f32x2(left, right)
     return low + high
 

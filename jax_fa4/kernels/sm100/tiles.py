@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import cutlass
 from cutlass import Boolean, Int32
 
 from jax_fa4 import masks
+from jax_fa4.kernels.common import sequence
 from jax_fa4.kernels.common.mask import NUMBERS
-from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q
+from jax_fa4.kernels.common.scheduler import TileSchedule
+from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, ForwardPlan
+from jax_fa4.spec import AttentionSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,21 +71,13 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class WorkList:
-    """All work of the kernel.
+    """All work of the kernel: the schedule, and the arrays and sizes that decide what a tile visits."""
 
-    Attributes:
-      schedule: numbers to (query block, head, batch).
-      sequence: batch to the example's geometry.
-      rows_per_tile: query rows of one head in a tile.
-      heads_per_kv_head: divides `head` to give the KV head.
-    """
-
-    schedule: Any
-    sequence: Any
-    mask: masks.Mask
-    q_tiles: int
-    rows_per_tile: int
-    heads_per_kv_head: int
+    spec: AttentionSpec
+    plan: ForwardPlan
+    schedule: TileSchedule
+    g: Any
+    dims: Any
 
     @property
     def count(self) -> Int32:
@@ -92,23 +86,20 @@ class WorkList:
     @property
     def masks_left(self) -> bool:
         """Whether the mask may remove keys on the left of a row's interval."""
-        return any(isinstance(part, masks.Window) and part.left is not None for part in self.mask.parts)
-
-    def row_interval(self, row: Int32, geometry: Any) -> tuple[Int32, Int32]:
-        return masks.row_interval(self.mask, row, geometry)
+        return any(isinstance(part, masks.Window) and part.left is not None for part in self.spec.mask.parts)
 
     def at(self, number: Int32) -> Work:
+        spec, plan = self.spec, self.plan
         tile = self.schedule.tile(number)
-        geometry = self.sequence.geometry(tile.batch)
-        first_tile = tile.q_block * self.q_tiles
+        geometry = sequence.geometry(spec, self.g, self.dims, tile.batch)
+        first_tile = tile.q_block * plan.q_tiles
         ranges = [
-            masks.block_range(self.mask, first_tile + i, self.rows_per_tile, BLOCK_K, geometry)
-            for i in range(self.q_tiles)
+            masks.block_range(spec.mask, first_tile + i, BLOCK_Q // plan.packed_heads, BLOCK_K, geometry)
+            for i in range(plan.q_tiles)
         ]
         tiles, start, end = _at_least_one(ranges)
-        return Work(
-            first_tile, tile.head, tile.head // self.heads_per_kv_head, tile.batch, geometry, tiles, start, end
-        )
+        kv_head = tile.head // (spec.group // plan.packed_heads)
+        return Work(first_tile, tile.head, kv_head, tile.batch, geometry, tiles, start, end)
 
 
 def _at_least_one(ranges: list[tuple]) -> tuple[tuple[KeyBlocks, ...], Int32, Int32]:
