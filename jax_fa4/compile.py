@@ -1,19 +1,31 @@
-"""From a kernel class to an `Artifact`, without a GPU."""
+"""From a spec to an `Artifact`: plan, then compiled without a GPU, kept in memory and on disk.
+
+An artifact's key is a digest of the spec, the plan, the kernels' sources and the processor the host part is for; the
+compiler's version is a second part of its file's name, so that a cache can be used where no compiler is installed.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import importlib.metadata
 import os
 import pathlib
 import tempfile
 import threading
 
+import jax_fa4
 from jax_fa4 import elf
 from jax_fa4.artifact import PREFIX, Artifact
+from jax_fa4.cache import DiskCache
+from jax_fa4.plan import Pass, SizeClass, choose_plan, family, make_kernel
+from jax_fa4.spec import AttentionSpec
 
 HOST_TARGET = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v2"
 """What the host part of an artifact runs on: an artifact may be carried to a machine with an older processor."""
+
+COMPILER_PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-core")
 
 _COMPILER = threading.Lock()  # the DSL keeps global state while it traces
 
@@ -62,3 +74,78 @@ def compile_kernel(kernel, arch: str, *, options: str = "", dump_dir: str | os.P
         kernels=elf.kernels(cubin),
         plan=repr(getattr(kernel, "plan", "")),
     )
+
+
+_memory: dict[tuple, Artifact] = {}
+_compiling: dict[tuple, threading.Lock] = {}
+_guard = threading.Lock()
+
+
+def artifact(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) -> Artifact:
+    """The compiled kernel of one pass, from memory, disk, or the compiler. Threads that want the same one wait.
+
+    Raises:
+      Unsupported: no kernel does the spec (`plan.choose_plan`).
+      ModuleNotFoundError: it is in no cache and there is no compiler.
+    """
+    plan = choose_plan(spec, arch, size, pass_)
+    wanted = (spec, plan, arch, pass_)
+    found = _memory.get(wanted)
+    if found is not None:
+        return found
+    with _guard:
+        lock = _compiling.setdefault(wanted, threading.Lock())
+    with lock:
+        found = _memory.get(wanted)
+        if found is None:
+            found = _from_disk_or_compiler(spec, arch, size, pass_)
+            _memory[wanted] = found
+    return found
+
+
+def _from_disk_or_compiler(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) -> Artifact:
+    disk, key, version = DiskCache(), artifact_key(spec, arch, size, pass_), toolchain()
+    found = disk.get(key, version)
+    if found is not None:
+        return found
+    if version is None:
+        raise ModuleNotFoundError(
+            f"the {pass_} kernel for {arch} is not in the cache {disk.folder}, and no compiler is installed: "
+            "pip install nvidia-cutlass-dsl, or fill a cache elsewhere with `python -m jax_fa4 compile` and set "
+            f"JAX_FA4_CACHE_DIR to it. It was asked for {spec}"
+        )
+    compiled = compile_kernel(make_kernel(spec, arch, size, pass_), arch)
+    disk.put(key, version, compiled)
+    return compiled
+
+
+def artifact_key(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) -> str:
+    """Digest of all that an artifact depends on, but the compiler's version."""
+    parts = (repr(spec), repr(choose_plan(spec, arch, size, pass_)), arch, pass_, HOST_TARGET, _sources(family(arch)))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+
+
+@functools.cache
+def toolchain() -> str | None:
+    """Digest of the installed compiler's version; None if there is none."""
+    try:
+        versions = [importlib.metadata.version(name) for name in COMPILER_PACKAGES]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _sources(kernels: str) -> str:
+    """Digest of the Python text that a family of kernels is made from."""
+    package = pathlib.Path(jax_fa4.__file__).parent
+    files = sorted(path for folder in ("common", kernels) for path in (package / "kernels" / folder).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in [*files, *(package / name for name in ("compile.py", "masks.py", "scores.py", "scalar.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def clear_memory() -> None:
+    """Forgets the artifacts kept in memory; those on disk stay."""
+    _memory.clear()
