@@ -97,6 +97,7 @@ class Context:
     Attributes:
       qk, pv: the two products, S = Q K^T and O += P V.
       p_layout: arrangement of P as an operand of the second product.
+      o_layout: swizzled layout of O in shared memory.
       tx_bytes: bytes that a load of a K or V tile brings.
     """
 
@@ -109,6 +110,7 @@ class Context:
     qk: cute.TiledMma
     pv: cute.TiledMma
     p_layout: Any
+    o_layout: Any
     tx_bytes: dict[str, int]
 
     @property

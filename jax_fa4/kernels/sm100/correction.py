@@ -22,8 +22,9 @@ from jax_fa4.kernels.sm100.context import (
 )
 from jax_fa4.kernels.sm100.plans import BLOCK_Q, SLOTS
 
-# Columns of O in registers at a time.
+# Columns of O in registers at a time, and 16-bit elements of a 16-byte store.
 _COLUMNS = 16
+_VECTOR = 8
 
 
 @cute.jit
@@ -101,23 +102,39 @@ def _finish(context: Context, work, tile: cutlass.Constexpr, row, sum_phase, out
 
 @cute.jit
 def _store_shared(context: Context, tile: cutlass.Constexpr, row, inverse, phase):
+    """O of a tile through registers, scaled and rounded, to shared memory for the epilogue."""
     plan, barriers = context.plan, context.barriers
     if cutlass.const_expr(not plan.o_over_q):
         barriers.o_store_empty.wait(tile, phase ^ 1)
-    columns = 32
-    load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, columns)
-    s_tile = context.shared.o[None, None, tile]
-    s_parts = cute.flat_divide(s_tile, (BLOCK_Q, columns))
-    for i in cutlass.range_constexpr(plan.value_head_dim // columns):
-        values = cute.make_rmem_tensor(load.partition_D(_coordinates(columns)).shape, Float32)
+    load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
+    for i in cutlass.range_constexpr(plan.value_head_dim // _COLUMNS):
+        values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
         cute.copy(load, load.partition_S(t_parts[i]), values)
         _scale(values, inverse)
-        rounded = cute.make_rmem_tensor(values.shape, context.dtype)
-        rounded.store(values.load().to(context.dtype))
-        cute.autovec_copy(rounded, load.partition_D(s_parts[None, None, 0, i]))
+        rounded = cute.make_rmem_tensor((_VECTOR, _COLUMNS // _VECTOR), context.dtype)
+        rounded.store(cute.make_tensor(values.iterator, rounded.layout).load().to(context.dtype))
+        for j in cutlass.range_constexpr(_COLUMNS // _VECTOR):
+            cute.autovec_copy(rounded[None, j], _shared_vector(context, tile, row, i * _COLUMNS + j * _VECTOR))
     finish_tmem_loads()
     cute.arch.fence_view_async_shared()
     arrive_warp(barriers.o_store_full, tile)
+
+
+def _shared_vector(context: Context, tile: int, row, column: int) -> cute.Tensor:
+    """Eight columns of a row of O in swizzled shared memory.
+
+    The swizzle is written out, the row's part and the column's apart: a tile then needs eight addresses and constant
+    offsets, where a swizzled view would keep an address for each vector.
+    """
+    layout = context.o_layout
+    row_bytes = cute.crd2idx((row, 0, 0), layout.outer) * 2
+    column_bytes = cute.crd2idx((0, column, tile), layout.outer) * 2
+    bits, base, shift = layout.inner.num_bits, layout.inner.num_base, layout.inner.num_shift
+    key = (row_bytes >> shift) & (((1 << bits) - 1) << base)
+    within = column_bytes & (((1 << bits) - 1) << base)
+    offset = row_bytes + (key ^ within) + (column_bytes - within)
+    plain = cute.make_ptr(context.dtype, context.shared.o.iterator.toint() + offset, cute.AddressSpace.smem, assumed_align=16)
+    return cute.make_tensor(plain, cute.make_layout(_VECTOR))
 
 
 def _coordinates(columns: int):

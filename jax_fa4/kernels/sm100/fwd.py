@@ -123,7 +123,7 @@ class Forward:
         tx_bytes = {"k": k_bytes, "v": cute.size_in_bytes(self.dtype, one_stage(layouts.v))}
         shared = self._shared(storage, layouts)
         work = WorkList(self.spec, plan, schedule, g, dims)
-        context = Context(self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, tx_bytes)
+        context = Context(self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, layouts.o, tx_bytes)
         pipeline.pipeline_init_wait()
 
         if warp > warps.epilogue:
