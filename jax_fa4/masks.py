@@ -56,6 +56,12 @@ class Mask:
         parts = self.parts + other.parts
         return parts[0] if len(parts) == 1 else And(parts) if parts else Full()
 
+    def show(self, rows: int, columns: int | None = None, block: tuple[int, int] = (128, 128)) -> Any:
+        """A picture of the mask for S = rows, T = columns (rows by default), with the blocks a kernel would visit."""
+        from .draw import mask_picture  # imported here: it draws by `attention`'s arguments, and needs this module
+
+        return mask_picture(rows, columns or rows, block, mask=self)
+
 
 @dataclass(frozen=True)
 class Full(Mask):
