@@ -1,0 +1,126 @@
+#include "async/engine.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace emu {
+namespace {
+
+constexpr uint32_t kLongestDelay = 4000;  // instructions of the cluster
+
+[[noreturn]] void rethrow_at(const Error& error, int line) {
+  throw Error(error.what(), error.ptx_line ? error.ptx_line : line);
+}
+
+}  // namespace
+
+uint64_t Engine::draw(uint64_t now) {
+  switch (random_.below(8)) {
+    case 0:
+    case 1:
+    case 2: return now;
+    case 3:
+    case 4: return now + 1 + random_.below(kLongestDelay);
+    case 5: return now + 1 + random_.below(200);
+    default: return kLate;
+  }
+}
+
+// Calls `visit(index)` for each operation that may make a step: ready, and at the head of its queue. Ends when it says so.
+template <class F>
+void Engine::heads(F visit) const {
+  uint64_t passed = 0;  // queues whose head has been seen
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    const int queue = pending_[i].queue;
+    if (queue >= 0) {
+      if (passed >> queue & 1) continue;
+      passed |= uint64_t{1} << queue;
+    }
+    if (pending_[i].operation->ready() && !visit(i)) return;
+  }
+}
+
+void Engine::refresh() {
+  next_due_ = kLate;
+  heads([&](size_t i) {
+    next_due_ = std::min(next_due_, pending_[i].due);
+    return true;
+  });
+}
+
+bool Engine::step(Cluster& cluster, size_t index, uint64_t now) {
+  const OperationPtr operation = pending_[index].operation;
+  bool done;
+  try {
+    done = operation->step(cluster);
+  } catch (const Error& error) {
+    rethrow_at(error, operation->line);
+  }
+  // The step may have issued more, so look the operation up again.
+  const auto found = std::find_if(pending_.begin(), pending_.end(),
+                                  [&](const Pending& p) { return p.operation == operation; });
+  if (found == pending_.end()) return true;
+  if (done) pending_.erase(found);
+  else found->due = draw(now);
+  return done;
+}
+
+void Engine::issue(Cluster& cluster, OperationPtr operation, int queue, uint64_t now) {
+  if (queue >= kQueues) throw fail("more than %d queues of asynchronous operations", kQueues);
+  pending_.push_back({std::move(operation), queue, draw(now)});
+  refresh();
+  advance(cluster, now);  // what is due at once happens before the next instruction
+}
+
+bool Engine::advance(Cluster& cluster, uint64_t now) {
+  bool any = false;
+  while (next_due_ <= now) {
+    size_t due = SIZE_MAX;
+    heads([&](size_t i) {
+      if (pending_[i].due <= now) due = i;
+      return due == SIZE_MAX;
+    });
+    step(cluster, due, now);
+    refresh();
+    any = true;
+  }
+  return any;
+}
+
+bool Engine::force(Cluster& cluster) {
+  std::vector<size_t> candidates;
+  uint64_t earliest = kLate;
+  heads([&](size_t i) {
+    if (pending_[i].due < earliest) {
+      earliest = pending_[i].due;
+      candidates.clear();
+    }
+    if (pending_[i].due == earliest) candidates.push_back(i);
+    return true;
+  });
+  if (candidates.empty()) return false;
+  step(cluster, candidates[random_.below(static_cast<uint32_t>(candidates.size()))], earliest == kLate ? 0 : earliest);
+  refresh();
+  return true;
+}
+
+bool Engine::finish(Cluster& cluster, const OperationPtr& operation) {
+  while (true) {
+    const auto found =
+        std::find_if(pending_.begin(), pending_.end(), [&](const Pending& p) { return p.operation == operation; });
+    if (found == pending_.end()) return true;
+    size_t index = static_cast<size_t>(found - pending_.begin());
+    if (pending_[index].queue >= 0)
+      for (size_t i = 0; i < index; ++i)
+        if (pending_[i].queue == pending_[index].queue) {
+          index = i;
+          break;
+        }
+    if (!pending_[index].operation->ready()) return false;
+    step(cluster, index, 0);
+    refresh();
+  }
+}
+
+}  // namespace emu

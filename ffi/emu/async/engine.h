@@ -1,0 +1,65 @@
+// Operations in flight. Each is split into steps that happen in order; the engine draws when each step happens.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "core/random.h"
+
+namespace emu {
+
+class Cluster;
+
+// The moment of a step: a number of executed instructions from now, or as late as possible.
+inline constexpr uint64_t kAtOnce = 0;
+inline constexpr uint64_t kLate = UINT64_MAX;
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  // Does the next step; true when there are no more. May throw Error.
+  virtual bool step(Cluster&) = 0;
+  // False while the step cannot be made yet (a WGMMA that not all warps have issued).
+  virtual bool ready() const { return true; }
+  int line = 0;  // PTX
+  uint32_t warp = 0;
+};
+using OperationPtr = std::shared_ptr<Operation>;
+
+class Engine {
+ public:
+  static constexpr int kQueues = 64;
+  explicit Engine(uint64_t seed = 0, uint64_t stream = 0) : random_(seed, stream) {}
+
+  // `queue`: operations of one queue (0 and up) are made in order, each wholly before the next; -1: independent.
+  void issue(Cluster&, OperationPtr, int queue, uint64_t now);
+  // Makes every step that is due. True when anything happened.
+  bool advance(Cluster&, uint64_t now);
+  // Nobody can go on: makes one step, the earliest due, or a drawn one of those that wait as long as they can.
+  bool force(Cluster&);
+  // Makes all steps of `operation`, and of those before it in its queue. False when one is not ready.
+  bool finish(Cluster&, const OperationPtr& operation);
+  void refresh();  // to be called when an operation may have become ready
+  bool empty() const { return pending_.empty(); }
+  size_t size() const { return pending_.size(); }
+  uint64_t next_due() const { return next_due_; }
+
+ private:
+  struct Pending {
+    OperationPtr operation;
+    int queue;
+    uint64_t due;
+  };
+  uint64_t draw(uint64_t now);
+  template <class F>
+  void heads(F visit) const;
+  bool step(Cluster&, size_t index, uint64_t now);  // true when the operation is gone
+
+  Random random_;
+  std::vector<Pending> pending_;
+  uint64_t next_due_ = kLate;
+};
+
+}  // namespace emu

@@ -1,0 +1,187 @@
+#include "machine/cluster.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <new>
+
+#include "machine/launch.h"
+
+namespace emu {
+namespace {
+
+constexpr std::align_val_t kSharedAlignment{1024};
+constexpr uint64_t kHangInstructions = 40'000'000;  // executed in a cluster while nothing changed that anyone waits for
+
+void free_shared(uint8_t* memory) { ::operator delete[](memory, kSharedAlignment); }
+
+}  // namespace
+
+void rethrow_in(const Warp& warp, const Error& error, int line) {
+  const Cta& cta = warp.cta;
+  char place[256];
+  std::snprintf(place, sizeof place, " [kernel %.80s, CTA (%u, %u, %u), warp %u, PTX line %d]", warp.program().name.c_str(),
+                cta.index.x, cta.index.y, cta.index.z, warp.index, error.ptx_line ? error.ptx_line : line);
+  if (std::strstr(error.what(), "[kernel ")) throw error;
+  throw Error(std::string(error.what()) + place, error.ptx_line ? error.ptx_line : line);
+}
+
+Cta::Cta(Cluster& owner, uint32_t cta_rank, Dim3 cta_index)
+    : cluster(owner), rank(cta_rank), index(cta_index), memory_(nullptr, free_shared) {
+  const Launch& launch = owner.launch;
+  memory_.reset(new (kSharedAlignment) uint8_t[launch.shared_bytes]);
+  std::memset(memory_.get(), 0xff, launch.shared_bytes);  // a NaN in every floating-point type
+  shared.data = memory_.get();
+  shared.bytes = static_cast<uint32_t>(launch.shared_bytes);
+  const Dim3 block = launch.config.block;
+  const uint32_t threads = block.x * block.y * block.z;
+  for (uint32_t w = 0; w * kLanes < threads; ++w) warps.push_back(std::make_unique<Warp>(*this, w, threads));
+}
+
+TensorMemory& Cta::tensor_memory() {
+  if (!tensor) tensor = std::make_unique<TensorMemory>();
+  return *tensor;
+}
+
+Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
+    : launch(owner), number(cluster_number), index(cluster_index),
+      engine(owner.options.seed, owner.number << 40 | cluster_number << 1 | 1),
+      random_(owner.options.seed, owner.number << 40 | cluster_number << 1) {
+  const Dim3 shape = owner.cluster_shape;
+  executed.assign(owner.program.code.size(), 0);
+  for (uint32_t z = 0; z < shape.z; ++z)
+    for (uint32_t y = 0; y < shape.y; ++y)
+      for (uint32_t x = 0; x < shape.x; ++x) {
+        const Dim3 at{cluster_index.x * shape.x + x, cluster_index.y * shape.y + y, cluster_index.z * shape.z + z};
+        ctas.push_back(std::make_unique<Cta>(*this, static_cast<uint32_t>(ctas.size()), at));
+      }
+  for (auto& cta : ctas)
+    for (auto& warp : cta->warps) {
+      warps_.push_back(warp.get());
+      live_threads += static_cast<uint32_t>(__builtin_popcount(warp->live()));
+    }
+}
+
+SharedView& Cluster::shared_of(uint32_t address, const char* what) {
+  const uint32_t rank = address >> 24;
+  if (rank >= ctas.size())
+    throw fail("%s: shared address 0x%08x names CTA %u of a cluster of %zu", what, address, rank, ctas.size());
+  return ctas[rank]->shared;
+}
+
+void Cluster::cluster_arrive(uint32_t threads) {
+  barrier_arrived += threads;
+  event();
+  if (barrier_arrived < live_threads) return;
+  barrier_arrived = 0;
+  ++barrier_generation;
+}
+
+void Cluster::threads_exited(uint32_t threads) {
+  live_threads -= threads;
+  event();
+  if (live_threads && barrier_arrived >= live_threads) {
+    barrier_arrived = 0;
+    ++barrier_generation;
+  }
+}
+
+// One burst of one warp, drawn. False: none can go on.
+bool Cluster::schedule() {
+  Warp* ready[64 * 16];
+  uint32_t count = 0, starved = 0;
+  Warp* hungry[64 * 16];
+  for (Warp* warp : warps_) {
+    if (warp->exited() || !warp->runnable()) continue;
+    if (warp->starved_until > now) hungry[starved++] = warp;
+    else ready[count++] = warp;
+  }
+  if (count == 0 && starved == 0) return false;
+  Warp* const warp = count ? ready[random_.below(count)] : hungry[random_.below(starved)];
+  uint64_t burst;
+  switch (random_.below(4)) {
+    case 0: burst = 1 + random_.below(40); break;
+    case 1: burst = 1 + random_.below(400); break;
+    default: burst = 1'000'000;
+  }
+  if (random_.below(32) == 0) {
+    Warp* victim = warps_[random_.below(static_cast<uint32_t>(warps_.size()))];
+    victim->starved_until = now + random_.below(20000);
+  }
+  while (burst && !warp->exited()) {
+    // Asynchronous operations that fall due within the burst happen in its course.
+    const uint64_t until = engine.next_due() <= now ? now + 1 : std::min(engine.next_due(), now + burst);
+    const uint64_t before = now;
+    const uint64_t ran = warp->run(std::min(until - now, burst));
+    engine.advance(*this, now);
+    if (ran == 0 || !warp->runnable()) break;
+    burst -= std::min(burst, now - before);
+  }
+  return true;
+}
+
+// Nothing goes on: a try_wait that waits returns false, as it does on hardware after a while. False: that was done before
+// and nothing has changed since.
+bool Cluster::give_up_polls() {
+  if (events_at_give_up_ == events_) return false;
+  events_at_give_up_ = events_;
+  bool any = false;
+  for (Warp* warp : warps_)
+    for (int i = 0; i < warp->fragment_count(); ++i) {
+      Fragment& f = warp->fragment(i);
+      if (!f.wait.done || !f.wait.polls) continue;
+      f.gave_up = any = true;
+      ++traffic.poll_retries;
+    }
+  return any;
+}
+
+Cluster::State Cluster::run() {
+  state = State::kReady;
+  while (true) {
+    if (schedule()) {
+      if (now - last_event_ > kHangInstructions)
+        throw fail("hang: %" PRIu64 " instructions without any progress\n%s", kHangInstructions, describe().c_str());
+      continue;
+    }
+    if (engine.force(*this)) {
+      event();
+      continue;
+    }
+    const bool exited = std::all_of(warps_.begin(), warps_.end(), [](Warp* w) { return w->exited(); });
+    bool turn = !turn_operations.empty();
+    for (Warp* warp : warps_)
+      for (int i = 0; i < warp->fragment_count(); ++i) turn |= warp->fragment(i).wait.global_turn;
+    if (turn) return state = State::kTurn;
+    if (exited) return state = State::kDone;
+    if (!give_up_polls()) return state = State::kStuck;
+  }
+}
+
+void Cluster::take_turns_into(std::vector<std::pair<Warp*, int>>& waiters) {
+  for (Warp* warp : warps_)
+    for (int i = 0; i < warp->fragment_count(); ++i)
+      if (warp->fragment(i).wait.global_turn) waiters.push_back({warp, i});
+}
+
+std::string Cluster::describe() {
+  std::string text;
+  char line[256];
+  for (Warp* warp : warps_)
+    for (int i = 0; i < warp->fragment_count(); ++i) {
+      const Fragment& f = warp->fragment(i);
+      std::snprintf(line, sizeof line, "  CTA (%u, %u, %u) warp %u lanes 0x%08x: PTX line %d, ", warp->cta.index.x,
+                    warp->cta.index.y, warp->cta.index.z, warp->index, f.mask, warp->line_of(f));
+      text += line;
+      if (f.wait.done) {
+        std::snprintf(line, sizeof line, "waits for %s (0x%" PRIx64 ", %" PRIu64 ")\n", f.wait.what, f.wait.a, f.wait.b);
+        text += line;
+      } else {
+        text += "runs\n";
+      }
+    }
+  std::snprintf(line, sizeof line, "  %zu asynchronous operations in flight\n", engine.size());
+  return text + line;
+}
+
+}  // namespace emu

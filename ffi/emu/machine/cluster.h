@@ -1,0 +1,89 @@
+// A cluster of CTAs: simulated by one host thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "async/engine.h"
+#include "core/memory.h"
+#include "core/random.h"
+#include "loader/runtime.h"
+#include "machine/counters.h"
+#include "machine/warp.h"
+#include "tensor/tensor_memory.h"
+
+namespace emu {
+
+class Launch;
+
+struct NamedBarrier {
+  uint32_t arrived = 0, expected = 0;
+  uint64_t generation = 0;
+};
+
+class Cta {
+ public:
+  Cta(Cluster& cluster, uint32_t rank, Dim3 index);
+
+  Cluster& cluster;
+  const uint32_t rank;   // in the cluster
+  const Dim3 index;      // %ctaid
+  SharedView shared;
+  std::unique_ptr<TensorMemory> tensor;  // made by the first tcgen05.alloc
+  NamedBarrier named[16];
+  uint32_t registers_free = 0;           // that setmaxnreg.inc may take
+  std::vector<std::unique_ptr<Warp>> warps;
+  TensorMemory& tensor_memory();
+
+ private:
+  std::unique_ptr<uint8_t[], void (*)(uint8_t*)> memory_;
+};
+
+class Cluster {
+ public:
+  enum class State { kReady, kTurn, kStuck, kDone };
+
+  Cluster(Launch& launch, uint64_t number, Dim3 index);  // number: in grid order; index: in clusters
+
+  State run();               // until nothing in it can go on
+  void take_turns_into(std::vector<std::pair<Warp*, int>>& waiters);
+  std::string describe();    // where each warp stands
+
+  Launch& launch;
+  const uint64_t number;
+  const Dim3 index;
+  std::vector<std::unique_ptr<Cta>> ctas;
+  Engine engine;
+  uint64_t now = 0;          // instructions executed so far
+  TrafficCounters traffic;
+  std::vector<uint64_t> executed;
+  std::vector<OperationPtr> turn_operations;  // that wait for their turn at global memory
+  State state = State::kReady;
+
+  void event() { last_event_ = now; ++events_; }    // something changed that others may wait for
+  uint64_t events() const { return events_; }
+  SharedView& shared_of(uint32_t address, const char* what);  // by the rank in bits 24 and up
+  static uint32_t offset_of(uint32_t address) { return address & 0xffffffu; }
+
+  // barrier.cluster
+  uint32_t barrier_arrived = 0;
+  uint64_t barrier_generation = 0;
+  uint32_t live_threads = 0;
+  void cluster_arrive(uint32_t threads);
+  void threads_exited(uint32_t threads);
+
+ private:
+  bool schedule();
+  bool give_up_polls();
+  Random random_;
+  uint64_t last_event_ = 0, events_ = 0;
+  uint64_t events_at_give_up_ = UINT64_MAX;
+  std::vector<Warp*> warps_;
+};
+
+// Puts kernel, CTA, warp and PTX line before the message.
+[[noreturn]] void rethrow_in(const Warp& warp, const Error& error, int line);
+
+}  // namespace emu

@@ -1,0 +1,38 @@
+// What a run counts. Every figure repeats exactly for a seed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "decode/program.h"
+
+namespace emu {
+
+struct WarpCounters {
+  uint64_t units[static_cast<size_t>(Unit::kCount)] = {};
+  uint64_t instructions = 0;
+  uint64_t lanes = 0;  // sum over instructions of active lanes
+};
+
+struct TrafficCounters {
+  uint64_t global_read = 0, global_written = 0, shared_read = 0, shared_written = 0;  // bytes, by threads
+  uint64_t tensor_memory_read = 0, tensor_memory_written = 0;                         // bytes, by threads
+  uint64_t bulk_read = 0, bulk_written = 0;      // bytes of global memory, by asynchronous copies
+  uint64_t tensor_flops = 0;
+  uint64_t poll_retries = 0;                     // try_wait that gave up
+  std::map<std::string, uint64_t> mma_shapes;
+
+  void add(const TrafficCounters& other);
+};
+
+struct KernelCounters {
+  std::string kernel;
+  uint64_t clusters = 0, ctas = 0, launches = 0;
+  std::vector<WarpCounters> warps;    // by index in the CTA, summed over CTAs
+  std::vector<uint64_t> executed;     // by instruction
+  TrafficCounters traffic;
+};
+
+}  // namespace emu

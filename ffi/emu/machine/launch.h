@@ -1,0 +1,67 @@
+// One launch of a kernel: its clusters, spread over host threads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/memory.h"
+#include "loader/runtime.h"
+#include "machine/cluster.h"
+#include "machine/counters.h"
+
+namespace emu {
+
+struct MachineOptions {
+  uint64_t seed = 0;
+  uint32_t threads = 1;
+  bool strict = false;
+  bool trace = false;
+  uint32_t sm_count = 148;
+  int architecture = 100;  // compute capability times ten
+  std::vector<GlobalRegion> regions;
+};
+
+class Launch {
+ public:
+  Launch(const Program& program, const LaunchConfig& config, const MachineOptions& options, uint64_t launch_number);
+  ~Launch();
+
+  void run();               // throws Error
+  KernelCounters counters;  // complete after run()
+
+  const Program& program;
+  const LaunchConfig& config;
+  const MachineOptions& options;
+  const uint64_t number;
+  GlobalView global;
+  std::vector<GlobalRegion> regions;
+  uint8_t* parameters = nullptr;
+  Dim3 cluster_shape;       // in CTAs
+  Dim3 cluster_grid;        // in clusters
+  uint64_t shared_bytes = 0;  // of a CTA, with the reserved first KiB
+
+  // clusterlaunchcontrol: takes a cluster that has not begun. Called in turn, by one thread.
+  bool cancel_cluster(Dim3* first_cta);
+
+ private:
+  uint64_t cluster_count() const { return uint64_t{cluster_grid.x} * cluster_grid.y * cluster_grid.z; }
+  Dim3 cluster_index(uint64_t number) const;
+  uint64_t resident_clusters() const;
+  void check() const;
+  bool epoch();             // false: all clusters are done
+  void run_clusters(const std::vector<Cluster*>& ready);
+  uint64_t take_turns();
+  void retire(Cluster&);
+
+  std::vector<std::unique_ptr<Cluster>> active_;
+  uint64_t next_cluster_ = 0;
+  uint64_t epochs_ = 0, idle_epochs_ = 0, progress_ = 0, last_progress_ = UINT64_MAX;
+  Random turn_random_;
+  std::unique_ptr<uint8_t[]> parameter_memory_;
+};
+
+}  // namespace emu

@@ -1,0 +1,363 @@
+#include "machine/warp.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+
+#include "machine/cluster.h"
+#include "machine/launch.h"
+
+namespace emu {
+namespace {
+
+constexpr std::align_val_t kCacheLine{64};
+
+void free_aligned(uint8_t* memory) { ::operator delete[](memory, kCacheLine); }
+
+
+}  // namespace
+
+Warp::Warp(Cta& owner, uint32_t warp_index, uint32_t threads)
+    : cta(owner), index(warp_index), program_(owner.cluster.launch.program), registers_(nullptr, free_aligned) {
+  registers_.reset(new (kCacheLine) uint8_t[program_.register_bytes]);
+  std::memset(registers_.get(), 0xff, program_.register_bytes);
+  base_[0] = registers_.get();
+  base_[1] = const_cast<uint8_t*>(program_.constant_base);
+  const uint32_t first = warp_index * kLanes, lanes = std::min<uint32_t>(kLanes, threads - first);
+  live_ = lanes == kLanes ? kAllLanes : (1u << lanes) - 1;
+  fragments_[0].mask = live_;
+  count_ = 1;
+  fill_specials(threads);
+}
+
+void Warp::fill_specials(uint32_t threads) {
+  const Cluster& cluster = cta.cluster;
+  const Launch& launch = cluster.launch;
+  const Dim3 block = launch.config.block, grid = launch.config.grid, shape = launch.cluster_shape;
+  const auto value = [&](Special special, int64_t addend, uint32_t lane) -> uint64_t {
+    const uint32_t t = index * kLanes + lane;
+    switch (special) {
+      case Special::kTidX: return t % block.x;
+      case Special::kTidY: return t / block.x % block.y;
+      case Special::kTidZ: return t / (block.x * block.y);
+      case Special::kNtidX: return block.x;
+      case Special::kNtidY: return block.y;
+      case Special::kNtidZ: return block.z;
+      case Special::kCtaidX: return cta.index.x;
+      case Special::kCtaidY: return cta.index.y;
+      case Special::kCtaidZ: return cta.index.z;
+      case Special::kNctaidX: return grid.x;
+      case Special::kNctaidY: return grid.y;
+      case Special::kNctaidZ: return grid.z;
+      case Special::kLaneid: return lane;
+      case Special::kWarpid: return index;
+      case Special::kNwarpid: return (threads + kLanes - 1) / kLanes;
+      case Special::kSmid: return cluster.number % launch.options.sm_count;
+      case Special::kNsmid: return launch.options.sm_count;
+      case Special::kClusteridX: return cluster.index.x;
+      case Special::kClusteridY: return cluster.index.y;
+      case Special::kClusteridZ: return cluster.index.z;
+      case Special::kNclusteridX: return launch.cluster_grid.x;
+      case Special::kNclusteridY: return launch.cluster_grid.y;
+      case Special::kNclusteridZ: return launch.cluster_grid.z;
+      case Special::kClusterCtaidX: return cta.index.x % shape.x;
+      case Special::kClusterCtaidY: return cta.index.y % shape.y;
+      case Special::kClusterCtaidZ: return cta.index.z % shape.z;
+      case Special::kClusterNctaidX: return shape.x;
+      case Special::kClusterNctaidY: return shape.y;
+      case Special::kClusterNctaidZ: return shape.z;
+      case Special::kClusterCtarank: return cta.rank;
+      case Special::kClusterNctarank: return uint64_t{shape.x} * shape.y * shape.z;
+      case Special::kIsExplicitCluster: return shape.x * shape.y * shape.z > 1;
+      case Special::kLanemaskEq: return 1u << lane;
+      case Special::kLanemaskLt: return (1u << lane) - 1;
+      case Special::kLanemaskLe: return (2u << lane) - 1;
+      case Special::kLanemaskGt: return ~((2u << lane) - 1);
+      case Special::kLanemaskGe: return ~((1u << lane) - 1);
+      case Special::kDynamicSmemSize: return launch.config.dynamic_shared_bytes;
+      case Special::kTotalSmemSize: return launch.shared_bytes;
+      case Special::kSharedBase: return (uint64_t{cta.rank} << 24) + static_cast<uint64_t>(addend);
+      case Special::kParameterBase:
+        return reinterpret_cast<uint64_t>(launch.parameters) + static_cast<uint64_t>(addend);
+      case Special::kCount: break;
+    }
+    return 0;
+  };
+  for (const SpecialUse& use : program_.specials)
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      const uint64_t v = value(use.special, use.addend, lane);
+      if (use.wide) pairs(use.slot)[lane] = v;
+      else words(use.slot)[lane] = static_cast<uint32_t>(v);
+    }
+}
+
+int Warp::line_of(const Fragment& f) const {
+  const uint32_t last = static_cast<uint32_t>(program_.code.size() - 1);
+  const uint32_t pc = f.retry || f.pc == 0 || !f.wait.done ? f.pc : f.pc - 1;
+  return static_cast<int>(program_.code[std::min(pc, last)].line);
+}
+
+bool Warp::awake(Fragment& f) {
+  if (!f.wait.done) return true;
+  if (!f.granted && !f.gave_up && !f.wait.done(*this, f.wait)) return false;
+  f.wait = Wait();
+  f.retry = false;
+  return true;
+}
+
+int Warp::pick() {
+  for (int i = 0; i < count_; ++i) {
+    const int candidate = (i + first_) % count_;
+    if (awake(fragments_[candidate])) return candidate;
+  }
+  return -1;
+}
+
+bool Warp::runnable() {
+  return pick() >= 0;
+}
+
+uint64_t Warp::run(uint64_t budget) {
+  current_ = pick();
+  return current_ < 0 ? 0 : loop(budget);
+}
+
+bool Warp::run_one(int fragment) {
+  current_ = fragment;
+  fragments_[fragment].granted = true;
+  fragments_[fragment].wait = Wait();
+  fragments_[fragment].retry = false;
+  return loop(1) == 1;
+}
+
+uint64_t Warp::loop(uint64_t budget) {
+  const Inst* const code = program_.code.data();
+  uint64_t* const executed = cta.cluster.executed.data();
+  uint64_t done = 0;
+  while (done < budget) {
+    Fragment& f = fragments_[current_];
+    const Inst& in = code[f.pc];
+    try {
+      if (in.joins && f.node >= 0 && nodes_[f.node].pc == f.pc && !arrive_at_join(current_)) break;
+      Mask m = f.mask;
+      if (in.guard != kNoSlot) m &= predicate(in.guard) ^ in.guard_flip;
+      if (in.aligned && m && f.mask != live_ && !converge(current_, f.pc)) break;
+      if (in.aligned && in.guard != kNoSlot) {
+        Fragment& merged = fragments_[current_];
+        m = merged.mask & (predicate(in.guard) ^ in.guard_flip);
+        if (m && m != merged.mask)
+          throw fail("the whole warp must execute this, its predicate holds for lanes 0x%08x of 0x%08x", m, merged.mask);
+      } else if (in.aligned) {
+        m = fragments_[current_].mask;
+      }
+      if (!held_.empty() && !interlock(in)) break;
+      ++done;
+      Fragment& now = fragments_[current_];
+      if (m == 0 && !in.always) {
+        ++executed[now.pc];
+        ++counters.instructions;
+        ++now.pc;
+        continue;
+      }
+      const uint32_t pc = now.pc;
+      const Status status = in.execute(*this, in, m);
+      if (status == Status::kBlocked) {
+        current().retry = true;
+        --done;
+        break;
+      }
+      ++executed[pc];
+      ++counters.instructions;
+      ++counters.units[static_cast<size_t>(in.unit)];
+      counters.lanes += static_cast<uint64_t>(std::popcount(m));
+      if (status == Status::kNext) {
+        ++fragments_[current_].pc;
+      } else if (status == Status::kSuspend) {
+        ++fragments_[current_].pc;
+        break;
+      } else if (status == Status::kExit) {
+        break;
+      } else if (current_ < 0) {
+        break;
+      }
+    } catch (const Error& error) {
+      rethrow_in(*this, error, static_cast<int>(in.line));
+    }
+  }
+  // A fragment that used up its budget may be spinning: another one begins the next burst.
+  first_ = done == budget && count_ > 1 ? (current_ + 1) % count_ : 0;
+  cta.cluster.now += done;
+  return done;
+}
+
+// ---- divergence -----------------------------------------------------------------------------------------------------
+
+int32_t Warp::new_node(uint32_t pc, int32_t parent, Mask expected) {
+  for (size_t i = 0; i < nodes_.size(); ++i)
+    if (!nodes_[i].used) {
+      nodes_[i] = {pc, parent, expected, 0, true};
+      return static_cast<int32_t>(i);
+    }
+  nodes_.push_back({pc, parent, expected, 0, true});
+  return static_cast<int32_t>(nodes_.size() - 1);
+}
+
+Status Warp::branch(const Inst& in, Mask taken) {
+  Fragment& f = current();
+  const Mask rest = f.mask & ~taken;
+  if (rest == 0) {
+    f.pc = in.target;
+    return Status::kBranch;
+  }
+  // Lanes that already run towards the same point need no second node: a loop that lanes leave one by one.
+  int32_t node = f.node;
+  if (in.reconverge < program_.code.size() && !(node >= 0 && nodes_[node].pc == in.reconverge))
+    node = new_node(in.reconverge, f.node, f.mask);
+  Fragment& other = fragments_[count_++];
+  other = Fragment();
+  other.mask = taken;
+  other.pc = in.target;
+  other.node = node;
+  f.mask = rest;
+  f.node = node;
+  ++f.pc;
+  return Status::kBranch;
+}
+
+void Warp::remove(int fragment) {
+  --count_;
+  if (fragment != count_) fragments_[fragment] = fragments_[count_];
+  fragments_[count_] = Fragment();
+}
+
+bool Warp::arrive_at_join(int fragment) {
+  while (true) {
+    Fragment& f = fragments_[fragment];
+    if (f.node < 0 || nodes_[f.node].pc != f.pc) return true;
+    JoinNode& node = nodes_[f.node];
+    node.arrived |= f.mask;
+    if (node.arrived != node.expected) {
+      remove(fragment);
+      return false;
+    }
+    f.mask = node.arrived;
+    f.node = node.parent;
+    node.used = false;
+  }
+}
+
+// Lanes left a node for good; those that wait at it may be all that is left.
+void Warp::check_node(int32_t index) {
+  while (index >= 0) {
+    JoinNode& node = nodes_[index];
+    const int32_t parent = node.parent;
+    if (node.used && node.expected == 0) {
+      node.used = false;
+    } else if (node.used && node.arrived == node.expected) {
+      Fragment& f = fragments_[count_++];
+      f = Fragment();
+      f.mask = node.arrived;
+      f.pc = node.pc;
+      f.node = parent;
+      node.used = false;
+    }
+    index = parent;
+  }
+}
+
+Status Warp::exit_lanes(Mask lanes) {
+  Fragment& f = current();
+  const int32_t node = f.node;
+  for (int32_t i = node; i >= 0; i = nodes_[i].parent) nodes_[i].expected &= ~lanes;
+  live_ &= ~lanes;
+  f.mask &= ~lanes;
+  if (f.mask == 0) {
+    remove(current_);
+    check_node(node);
+    return Status::kExit;
+  }
+  ++f.pc;
+  check_node(node);
+  return Status::kBranch;
+}
+
+bool Warp::converge(int fragment, uint32_t pc) {
+  static const auto together = [](Warp& warp, const Wait& wait) {
+    Mask here = 0;
+    for (int i = 0; i < warp.fragment_count(); ++i) {
+      const Fragment& f = warp.fragment(i);
+      if (f.pc == wait.a) here |= f.mask;
+    }
+    return here == warp.live();
+  };
+  Wait wait;
+  wait.done = together;
+  wait.what = "the other lanes of its warp";
+  wait.a = pc;
+  if (!together(*this, wait)) {
+    fragments_[fragment].wait = wait;
+    fragments_[fragment].retry = true;
+    return false;
+  }
+  // All live lanes stand here: they become one fragment, which runs towards the nearest point common to all.
+  std::vector<int32_t> common;
+  for (int32_t i = fragments_[fragment].node; i >= 0; i = nodes_[i].parent) common.push_back(i);
+  for (int other = 0; other < count_; ++other) {
+    std::vector<int32_t> chain;
+    for (int32_t i = fragments_[other].node; i >= 0; i = nodes_[i].parent) chain.push_back(i);
+    while (!common.empty() && std::find(chain.begin(), chain.end(), common.front()) == chain.end())
+      common.erase(common.begin());
+  }
+  const int32_t target = common.empty() ? -1 : common.front();
+  for (JoinNode& node : nodes_) node.used = false;
+  for (int32_t i : common) nodes_[i].used = true;
+  Fragment merged = fragments_[fragment];
+  merged.mask = live_;
+  merged.node = target;
+  merged.wait = Wait();
+  fragments_[0] = merged;
+  for (int i = 1; i < count_; ++i) fragments_[i] = Fragment();
+  count_ = 1;
+  current_ = 0;
+  return true;
+}
+
+// ---- registers held by operations in flight -----------------------------------------------------------------------------
+
+void Warp::hold(const uint16_t* units, size_t count, const OperationPtr& operation) {
+  held_.push_back({operation, std::vector<uint16_t>(units, units + count)});
+}
+
+void Warp::release(const OperationPtr& operation) {
+  std::erase_if(held_, [&](const Held& h) { return h.operation == operation; });
+}
+
+bool Warp::interlock(const Inst& in) {
+  const uint16_t* begin = program_.touched.data() + in.touched;
+  const uint16_t* end = begin + in.touched_count;
+  for (size_t i = 0; i < held_.size();) {
+    const bool meets = std::any_of(begin, end, [&](uint16_t unit) {
+      return std::find(held_[i].units.begin(), held_[i].units.end(), unit) != held_[i].units.end();
+    });
+    if (!meets) {
+      ++i;
+      continue;
+    }
+    const OperationPtr operation = held_[i].operation;
+    if (!cta.cluster.engine.finish(cta.cluster, operation)) {
+      Wait wait;
+      wait.what = "registers of an operation in flight";
+      wait.done = [](Warp& warp, const Wait& w) { return warp.cta.cluster.engine.finish(warp.cta.cluster, w.operation); };
+      wait.operation = operation;
+      current().wait = std::move(wait);
+      current().retry = true;
+      return false;
+    }
+    release(operation);
+    i = 0;
+  }
+  return true;
+}
+
+}  // namespace emu
