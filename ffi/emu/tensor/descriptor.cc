@@ -11,8 +11,9 @@ uint32_t field(uint64_t value, int low, int width) {
 
 OperandLayout common_fields(uint64_t descriptor, bool mn_major, Swizzle swizzle) {
   if (const uint32_t base = field(descriptor, 49, 3); base != 0)
-    throw fail("shared-memory descriptor 0x%016llx: base offset %u; only 0 is modelled: align the tile to the swizzle's "
-               "repeating pattern (1024, 512 or 256 bytes)", static_cast<unsigned long long>(descriptor), base);
+    throw fail("shared-memory descriptor 0x%016llx: base offset %u; only 0 is modelled: align the tile to the "
+               "swizzle's repeating pattern (1024, 512 or 256 bytes)",
+               static_cast<unsigned long long>(descriptor), base);
   return {field(descriptor, 0, 14) << 4, field(descriptor, 16, 14) << 4, field(descriptor, 32, 14) << 4, swizzle,
           mn_major};
 }
@@ -49,7 +50,7 @@ OperandLayout decode_tcgen05_descriptor(uint64_t descriptor, bool mn_major) {
 }
 
 InstructionDescriptor decode_instruction_descriptor(uint32_t bits, uint32_t cta_group) {
-  if (field(bits, 2, 1)) throw fail("tcgen05.mma: instruction descriptor 0x%08x asks for a sparse A; not modelled", bits);
+  if (field(bits, 2, 1)) throw fail("tcgen05.mma: instruction descriptor 0x%08x: a sparse A is not modelled", bits);
   if (field(bits, 0, 2) || field(bits, 3, 1) || field(bits, 6, 1) || field(bits, 23, 1) || field(bits, 29, 1))
     throw fail("tcgen05.mma: instruction descriptor 0x%08x has reserved bits set", bits);
   // Bits 30 and 31 shift B for the .ws forms and say nothing here; CuTe DSL leaves them zero.

@@ -70,12 +70,19 @@ EMU_INLINE void fragment_product(const FragmentProduct (&warps)[4]) {
   using V = typename Vector<kWidth>::Type;
   constexpr int kChunks = 32 / kWidth;
   for (uint32_t block = 0; block < warps[0].columns / 8; ++block) {
-    // One line of b as the lanes see it repeats every four lanes.
+    // A line of b as the lanes see it repeats every four lanes.
     alignas(64) float line[2][kMmaDepth][kWidth];
-    for (uint32_t k = 0; k < kMmaDepth; ++k)
-      for (uint32_t lane = 0; lane < kWidth; ++lane)
-        for (uint32_t parity = 0; parity < 2; ++parity)
-          line[parity][k][lane] = warps[0].b[k * warps[0].b_pitch + block * 8 + lane % 4 * 2 + parity];
+    for (uint32_t k = 0; k < kMmaDepth; ++k) {
+      using Quad = typename Vector<4>::Type;
+      const float* const source = warps[0].b + k * warps[0].b_pitch + block * 8;
+      const Quad low = load<Quad>(source), high = load<Quad>(source + 4);
+      const Quad even = __builtin_shufflevector(low, high, 0, 2, 4, 6);
+      const Quad odd = __builtin_shufflevector(low, high, 1, 3, 5, 7);
+      for (int c = 0; c < kWidth; c += 4) {
+        store(line[0][k] + c, even);
+        store(line[1][k] + c, odd);
+      }
+    }
     for (const FragmentProduct& warp : warps)
       for (uint32_t half = 0; half < 2; ++half) {
         float* const even = warp.d[block * 4 + half * 2];
@@ -103,7 +110,9 @@ EMU_INLINE void fragment_product(const FragmentProduct (&warps)[4]) {
 }
 
 #if defined(__x86_64__)
-[[gnu::target("avx512f,avx512vl,avx512dq,avx2,fma")]] void dense_512(const DenseProduct& p) { dense_product<8, 2, 16>(p); }
+[[gnu::target("avx512f,avx512vl,avx512dq,avx2,fma")]] void dense_512(const DenseProduct& p) {
+  dense_product<8, 2, 16>(p);
+}
 [[gnu::target("avx2,fma")]] void dense_256(const DenseProduct& p) { dense_product<4, 2, 8>(p); }
 [[gnu::target("avx512f,avx512vl,avx512dq,avx2,fma")]] void fragments_512(const FragmentProduct (&w)[4]) {
   fragment_product<16>(w);

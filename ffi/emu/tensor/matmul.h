@@ -21,7 +21,7 @@ struct DenseProduct {
 };
 void multiply_dense(const DenseProduct&);
 
-// WGMMA's accumulators stay in the registers' own order: d[4*block + 2*half + parity] holds 32 lanes, lane t the element
+// WGMMA's accumulators stay in the registers' own order: d[4*block + 2*half + parity] is 32 lanes, lane t the element
 // (row t/4 + 8*half, column 8*block + 2*(t%4) + parity) of one warp's 16 rows.
 // a: [2 halves][kMmaDepth][32 lanes]; b: [kMmaDepth * b_pitch + column].
 struct FragmentProduct {

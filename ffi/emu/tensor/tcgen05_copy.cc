@@ -1,4 +1,4 @@
-// tcgen05.cp: rows of 128 or 256 bits from shared memory (laid out as a K-major MMA operand) into lanes of tensor memory.
+// tcgen05.cp: rows of 128 or 256 bits, laid out in shared memory as a K-major MMA operand, into lanes of tensor memory.
 #include <cstring>
 
 #include "tensor/descriptor.h"

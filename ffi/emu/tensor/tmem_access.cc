@@ -1,5 +1,5 @@
-// tcgen05.ld and tcgen05.st of one warp. Which lane and column of tensor memory register r of thread t holds, per shape:
-// PTX ISA, "Data movement shape".
+// tcgen05.ld and tcgen05.st of one warp. Which lane and column of tensor memory a register of a thread holds, per
+// shape: PTX ISA, "Data movement shape".
 #include "tensor/tensor_memory.h"
 #include "tensor/units.h"
 

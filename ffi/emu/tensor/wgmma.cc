@@ -13,7 +13,7 @@ constexpr uint32_t kRows = 64;
 
 OperandType operand_type(ElementType type, int scale) { return {type == ElementType::kBf16, scale < 0}; }
 
-// A's fragment: lane t holds of rows t/4 and t/4 + 8 the pairs k = 2*(t%4) and k = 8 + 2*(t%4); register = half + 2*(k/8).
+// A's fragment: lane t holds, of rows t/4 and t/4 + 8, the pairs at k = 2*(t%4) and k = 8 + 2*(t%4).
 void gather_register_rows(const WgmmaForm& form, const WgmmaOperands& operands, float* out) {
   for (uint32_t warp = 0; warp < 4; ++warp)
     for (uint32_t reg = 0; reg < 4; ++reg)
@@ -39,7 +39,8 @@ void spread_rows(const float* rows, float* out) {
 void check_form(const WgmmaForm& form) {
   const bool half = form.a == form.b && (form.a == ElementType::kF16 || form.a == ElementType::kBf16);
   const bool good_d = form.d == ElementType::kF32 || (form.d == ElementType::kF16 && form.a == ElementType::kF16);
-  if (!half || !good_d) throw fail("wgmma: only f16 and bf16 inputs with f32 (or f16 of f16) accumulators are modelled");
+  if (!half || !good_d)
+    throw fail("wgmma: only f16 and bf16 inputs with f32 (or f16 of f16) accumulators are modelled");
   if (form.n < 8 || form.n > 256 || form.n % 8) throw fail("wgmma: n = %u, allowed multiples of 8 up to 256", form.n);
 }
 
@@ -74,7 +75,8 @@ void wgmma(const WgmmaForm& form, const WgmmaOperands& operands, const SharedVie
     }
   FragmentProduct products[4];
   for (uint32_t warp = 0; warp < 4; ++warp)
-    products[warp] = {pointers[warp], fragments + warp * 2 * kMmaDepth * kLanes, b, form.n, form.n, operands.accumulate};
+    products[warp] = {pointers[warp], fragments + warp * 2 * kMmaDepth * kLanes, b, form.n, form.n,
+                      operands.accumulate};
   multiply_fragments(products);
   if (!packed) return;
   for (uint32_t warp = 0; warp < 4; ++warp)
