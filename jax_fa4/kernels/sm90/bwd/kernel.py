@@ -1,0 +1,146 @@
+"""Backward attention for Hopper: what is launched, and which warp plays which role.
+
+A block owns a tile of keys and loops over the blocks of queries that see it (`schedule`). One warp loads (`load`), one
+adds dQ to a float32 accumulator in global memory and writes results (`store`), and each consumer warpgroup owns 64 keys
+(`consumer`), whose dK and dV stay in its registers. Two small kernels go before and after (`prepare`, `finish`).
+Recomputing P from LSE and the five products are those of FlashAttention-2 (Dao, 2023); keys as rows of the scores, so
+that P and dS need not pass through shared memory for dV and dK, and the bulk reduction of dQ are FlashAttention-3's
+(Shah et al., 2024).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+from jax_fa4.kernels.common import abi, copies, softmax
+from jax_fa4.kernels.common.entry import DTYPES
+from jax_fa4.kernels.sm90.bwd import consumer, load, schedule, store
+from jax_fa4.kernels.sm90.bwd.finish import finish
+from jax_fa4.kernels.sm90.bwd.layouts import Products, Shared, rows_layout
+from jax_fa4.kernels.sm90.bwd.pipes import Pipes
+from jax_fa4.kernels.sm90.bwd.plan import BackwardPlan
+from jax_fa4.kernels.sm90.bwd.prepare import THREADS as PREPARE_THREADS
+from jax_fa4.kernels.sm90.bwd.prepare import prepare
+
+
+@dataclasses.dataclass(frozen=True)
+class Loads:
+    """TMA atoms and coordinate tensors: q (S, D, H, B), do (S, E, H, B), k (T, D, K, B), v (T, E, K, B).
+
+    `lse` and `delta` are (rows padded to the block, H, B) in plain memory.
+    """
+
+    q_atom: cute.CopyAtom
+    q: cute.Tensor
+    do_atom: cute.CopyAtom
+    do: cute.Tensor
+    k_atom: cute.CopyAtom
+    k: cute.Tensor
+    v_atom: cute.CopyAtom
+    v: cute.Tensor
+    lse: cute.Tensor
+    delta: cute.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Stores:
+    """TMA atoms and coordinate tensors: dk (T, D, K, B), dv (T, E, K, B)."""
+
+    dk_atom: cute.CopyAtom
+    dk: cute.Tensor
+    dv_atom: cute.CopyAtom
+    dv: cute.Tensor
+
+
+class Backward:
+    """The kernel for one spec and plan; see `kernels.common.entry` for the calling convention."""
+
+    def __init__(self, spec, plan: BackwardPlan):
+        self.spec = spec
+        self.plan = plan
+        self.dtype = DTYPES[spec.dtype]
+        blocks = ("ceil", "S", plan.block_q)
+        rows = ("round_up", "S", plan.block_q)
+        self.buffers = abi.backward_buffers(spec) + (
+            abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, plan.dq_floats)),
+            abi.scratch("lse_log2", "float32", ("B", "H", rows)),
+            abi.scratch("delta_rows", "float32", ("B", "H", rows)),
+        )
+        if spec.deterministic:
+            self.buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
+        # dK and dV leave by way of shared memory and TMA, or, in float32, straight from registers.
+        self.stage_outputs = not spec.float32_out
+        # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
+        self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
+
+    @cute.jit
+    def __call__(self, g, dims, stream):
+        plan, spec = self.plan, self.spec
+        row_blocks = (dims.S + (plan.block_q - 1)) // plan.block_q
+        products = Products.make(self.dtype, plan)
+        # A launch rebinds the namespace that it is given to the kernel's own arguments: each gets a copy.
+        prepare(copy.copy(g), plan.block_q, plan.dq_floats, spec.deterministic).launch(
+            grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
+        )
+        key_schedule = schedule.key_schedule(plan, spec, dims)
+        blocks = cutlass.min(dims.sm_count, key_schedule.count) if plan.persistent else key_schedule.count
+        self.main(self.loads(g), self.stores(g), products, copy.copy(g), dims, key_schedule).launch(
+            grid=(blocks, 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
+        )
+        finish(products.dq, g.dq_accumulator, g.dq, plan, spec.scale).launch(
+            grid=(row_blocks, dims.H, dims.B), block=(128 * plan.consumers, 1, 1), stream=stream
+        )
+
+    def loads(self, g) -> Loads:
+        plan = self.plan
+
+        def atom(tensor, rows, columns):
+            layout = rows_layout(self.dtype, rows, columns)
+            return copies.tma_load_atom(copies.permuted(tensor, 1, 3, 2, 0), layout, (rows, columns))
+
+        return Loads(
+            *atom(g.q, plan.block_q, plan.tile_d), *atom(g.do, plan.block_q, plan.tile_e),
+            *atom(g.k, plan.block_k, plan.tile_d), *atom(g.v, plan.block_k, plan.tile_e),
+            copies.permuted(g.lse_log2, 2, 1, 0), copies.permuted(g.delta_rows, 2, 1, 0),
+        )  # fmt: skip
+
+    def stores(self, g) -> Stores | None:
+        if not self.stage_outputs:
+            return None
+        plan = self.plan
+
+        def atom(tensor, columns):
+            layout = rows_layout(self.dtype, plan.block_k, columns)
+            matrix = copies.permuted(tensor, 1, 3, 2, 0)
+            info = cpasync.make_tiled_tma_atom(
+                cpasync.CopyBulkTensorTileS2GOp(), matrix, layout, (plan.block_k, columns)
+            )
+            return info[0], info[1]
+
+        return Stores(*atom(g.dk, plan.tile_d), *atom(g.dv, plan.tile_e))
+
+    @cute.kernel
+    def main(self, loads: Loads, stores: Stores, products: Products, g, dims, key_schedule):
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == 0:
+            for atom in (loads.q_atom, loads.do_atom, loads.k_atom, loads.v_atom):
+                cpasync.prefetch_descriptor(atom)
+        pipes = Pipes.make(plan)
+        shared = Shared.allocate(self.dtype, plan)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        if warp < 4:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp == 0:
+                load.run(self, loads, shared, pipes, g, dims, key_schedule)
+            if warp == 1:
+                store.run(self, stores, shared, g, dims, key_schedule)
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            consumer.run(self, products, shared, pipes, g, dims, key_schedule)

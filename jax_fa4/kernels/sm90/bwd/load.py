@@ -1,0 +1,83 @@
+"""The producer warp: brings K and V of each key tile, and the query blocks' Q, LSE, dO and delta, into shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from jax_fa4.kernels.common import copies
+from jax_fa4.kernels.sm90.bwd import schedule
+from jax_fa4.kernels.sm90.bwd.pipes import free_buffer
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSource:
+    """Rows of queries: a 16-bit matrix loaded by TMA, and one float32 a row, into one ring.
+
+    `matrix` is (S, columns, H, B), `statistic` (rows padded to the block, H, B).
+    """
+
+    atom: cute.CopyAtom
+    matrix: cute.Tensor
+    statistic: cute.Tensor
+    shared_matrix: cute.Tensor
+    shared_statistic: cute.Tensor
+    ring: Any
+    stages: int
+
+
+@cute.jit
+def _load_rows(source, number: Int32, block: Int32, head: Int32, batch: Int32):
+    """Fills the ring's `number`th buffer with one block of rows."""
+    rows, columns = (cute.size(mode) for mode in source.shared_matrix.shape[:2])
+    state = free_buffer(number, source.stages)
+    tile = cute.local_tile(source.matrix[None, None, head, batch], (rows, columns), (block, 0))
+    shared, tile = copies.tma_partition(source.atom, source.shared_matrix, tile)
+    source.ring.producer_acquire(state)
+    barrier = source.ring.producer_get_barrier(state)
+    cute.copy(source.atom, tile, shared[None, state.index], tma_bar_ptr=barrier)
+    statistic = cute.local_tile(source.statistic[None, head, batch], (rows,), (block,))
+    bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
+    with cute.arch.elect_one():
+        cute.copy(bulk, statistic, source.shared_statistic[None, state.index], mbar_ptr=barrier)
+
+
+def _load_keys(atom, matrix, shared, ring, tile: schedule.KeyTile, number: Int32) -> None:
+    """K or V of a key tile, as the `number`th that this block loads."""
+    rows, columns = (cute.size(mode) for mode in shared.shape)
+    source = cute.local_tile(matrix[None, None, tile.head, tile.batch], (rows, columns), (tile.block, 0))
+    target, source = copies.tma_partition(atom, shared, source)
+    state = free_buffer(number, 1)
+    ring.producer_acquire(state)
+    cute.copy(atom, source, target, tma_bar_ptr=ring.producer_get_barrier(state))
+
+
+@cute.jit
+def run(kernel, loads, shared, pipes, g, dims, key_schedule):
+    """All tiles of this block. The next tile's loads start while the consumers finish this one."""
+    plan, group = kernel.plan, kernel.spec.group
+    q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, plan.q_stages)
+    do = RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do, plan.do_stages)
+    number, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0)
+    while number < key_schedule.count:
+        tile = key_schedule.tile(number)
+        steps = schedule.steps(kernel, g, dims, tile)
+        count = steps.count(group)
+        if count > 0:
+            block, head = steps.start, tile.head * group
+            _load_keys(loads.k_atom, loads.k, shared.k, pipes.k, tile, tiles_done)
+            _load_rows(q, steps_done, block, head, tile.batch)
+            _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, tile, tiles_done)
+            _load_rows(do, steps_done, block, head, tile.batch)
+            for step in cutlass.range(1, count, unroll=1):
+                block, head = steps.following(block, head)
+                _load_rows(q, steps_done + step, block, head, tile.batch)
+                _load_rows(do, steps_done + step, block, head, tile.batch)
+            tiles_done += 1
+            steps_done += count
+        number += cute.arch.grid_dim()[0]

@@ -1,0 +1,96 @@
+"""How the Hopper backward kernel does its work: tiles, stages, shared memory and registers. Plain Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARED_BYTES = 227 * 1024
+"""Shared memory that one block may have on sm_90."""
+
+ALIGNMENT_BYTES = 1024
+"""Swizzled tiles begin at multiples of this."""
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
+
+    Attributes:
+      block_q: query rows a step (columns of the transposed scores).
+      block_k: keys a block owns; 64 for each consumer warpgroup.
+      tile_d, tile_e: head dims in shared memory, padded to multiples of 64.
+      q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
+      ds_stages: buffers of dS; with two instead of three, warpgroups keep closer step.
+      persistent: a block works through many key tiles, instead of one.
+      l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
+    """
+
+    block_q: int
+    block_k: int
+    tile_d: int
+    tile_e: int
+    q_stages: int = 2
+    do_stages: int = 2
+    ds_stages: int = 3
+    persistent: bool = True
+    l2_bytes: int = 32 << 20
+
+    consumer_registers: int = 240
+    producer_registers: int = 24
+
+    def __post_init__(self) -> None:
+        if self.shared_bytes > SHARED_BYTES:
+            raise ValueError(f"{self} needs {self.shared_bytes} bytes of shared memory, allowed are {SHARED_BYTES}")
+        if self.epilogue_bytes > self.staging_bytes:
+            raise ValueError(f"{self} stages {self.epilogue_bytes} bytes of dK and dV in {self.staging_bytes}")
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute."""
+        return self.block_k // 64
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def dq_by_rows(self) -> bool:
+        """Whether consumers share dQ by rows (64 each) or by columns."""
+        return self.block_q == 64 * self.consumers
+
+    @property
+    def dq_floats(self) -> int:
+        """Elements of one tile of the dQ accumulator."""
+        return self.block_q * self.tile_d
+
+    @property
+    def staging_bytes(self) -> int:
+        """The smaller of the two buffers through which dV and dK leave: those of dS and of dQ."""
+        return min(self.ds_stages * self.block_q * self.block_k * 2, self.dq_floats * 4)
+
+    @property
+    def epilogue_bytes(self) -> int:
+        return 2 * self.block_k * max(self.tile_d, self.tile_e)
+
+    @property
+    def shared_bytes(self) -> int:
+        elements = (
+            self.block_k * (self.tile_d + self.tile_e)
+            + self.block_q * (self.q_stages * self.tile_d + self.do_stages * self.tile_e)
+            + self.ds_stages * self.block_q * self.block_k
+        )
+        statistics = self.block_q * (self.q_stages + self.do_stages)
+        return 2 * elements + 4 * (self.dq_floats + statistics) + 2 * ALIGNMENT_BYTES
+
+
+def pad_head_dim(dim: int) -> int:
+    """The head dim of a tile: a multiple of 64 elements, the width of a 128-byte swizzle."""
+    return -(-dim // 64) * 64
+
+
+def backward_plan(spec) -> BackwardPlan:
+    """The plan for a spec."""
+    tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
+    if max(tile_d, tile_e) <= 64:
+        return BackwardPlan(128, 128, tile_d, tile_e, ds_stages=2)
+    return BackwardPlan(64, 128, tile_d, tile_e)

@@ -1,0 +1,104 @@
+"""Which key tile a block works on, and the steps of its loop: the same arithmetic in every warp role."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from jax_fa4 import masks
+from jax_fa4.kernels.common import sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyTile:
+    """Work of one block: a tile of keys of one KV head of one example."""
+
+    block: Int32
+    head: Int32
+    batch: Int32
+
+
+@dataclasses.dataclass(frozen=True)
+class KeySchedule:
+    """Tile numbers in the order in which they are to start; block c of n takes c, c + n, c + 2n, ...
+
+    KV heads are taken in sections, as many as keep their Q, dO and dQ in the L2 cache together. Within a section the
+    first key tiles of all heads come first: under a causal mask these have the longest loops. `first_block` and
+    `direction` (1 or -1) turn that round, for the deterministic order of dQ's sums, in which a tile waits for those
+    with later keys.
+    """
+
+    blocks: Int32
+    heads: Int32
+    batch: Int32
+    section_heads: Int32
+    first_block: Int32
+    direction: Int32
+
+    @property
+    def count(self) -> Int32:
+        return self.blocks * self.heads * self.batch
+
+    def tile(self, number: Int32) -> KeyTile:
+        """The tile with this number."""
+        per_section = self.section_heads * self.blocks
+        section = number // per_section
+        within = number - section * per_section
+        first = section * self.section_heads
+        width = cutlass.min(self.section_heads, self.heads * self.batch - first)
+        step = within // width
+        head = first + within - step * width
+        batch = head // self.heads
+        return KeyTile(self.first_block + self.direction * step, head - batch * self.heads, batch)
+
+
+def section_heads(plan, spec, rows: Int32) -> Int32:
+    """KV heads whose Q and dO (16-bit) and dQ (float32) fit in the plan's share of L2 together; at least one."""
+    row_bytes = spec.group * (2 * (plan.tile_d + plan.tile_e) + 4 * plan.tile_d)
+    return Int32(cutlass.max(Int64(plan.l2_bytes) // (Int64(row_bytes) * Int64(rows)), Int64(1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The loop of one key tile: query blocks [start, end) of each query head that shares the KV head, in order.
+
+    Blocks within [full_start, full_end) need no element mask.
+    """
+
+    start: Int32
+    full_start: Int32
+    full_end: Int32
+    end: Int32
+    geometry: masks.Geometry
+
+    def count(self, group: int) -> Int32:
+        return (self.end - self.start) * group
+
+    def following(self, block: Int32, query_head: Int32) -> tuple[Int32, Int32]:
+        """The (query block, query head) after this one."""
+        wraps = block + 1 == self.end
+        return cutlass.select_(wraps, self.start, block + 1), query_head + cutlass.select_(wraps, Int32(1), Int32(0))
+
+    def masked(self, block: Int32):
+        """Whether the block needs the element mask."""
+        return (block < self.full_start) | (block >= self.full_end)
+
+
+def steps(kernel, g, dims, tile: KeyTile) -> Steps:
+    """The loop for a tile, from the example's geometry."""
+    plan, spec = kernel.plan, kernel.spec
+    geometry = sequence.geometry(spec, g, dims, tile.batch)
+    start, full_start, full_end, end = masks.query_block_range(
+        spec.mask, tile.block, plan.block_q, plan.block_k, geometry
+    )
+    return Steps(Int32(start), Int32(full_start), Int32(full_end), Int32(end), geometry)
+
+
+def key_schedule(plan, spec, dims) -> KeySchedule:
+    """The schedule of a call."""
+    blocks = (dims.T + (plan.block_k - 1)) // plan.block_k
+    first, direction = (blocks - 1, Int32(-1)) if spec.deterministic else (Int32(0), Int32(1))
+    return KeySchedule(blocks, dims.K, dims.B, section_heads(plan, spec, dims.S), first, direction)

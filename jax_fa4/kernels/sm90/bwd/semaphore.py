@@ -1,0 +1,46 @@
+"""The fixed order in which blocks add to dQ, so that its float32 sums come out the same in every run.
+
+A query block is visited by a run of consecutive key tiles; they add in descending order. Each adds after `turn` others
+have, where `turn` is its distance from the last visitor; a counter per query block says how many are done.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from jax_fa4 import masks
+
+
+@cute.jit
+def last_visitor(kernel, geometry, tiles: Int32, block: Int32, known: Int32) -> Int32:
+    """The last key tile that visits a query block, searched upwards from a `known` visitor."""
+    plan, mask = kernel.plan, kernel.spec.mask
+    last, more = known, known + 1 < tiles
+    while more:
+        start, _, _, end = masks.query_block_range(mask, last + 1, plan.block_q, plan.block_k, geometry)
+        visits = (start <= block) & (block < end)
+        last = cutlass.select_(visits, last + 1, last)
+        more = visits & (last + 1 < tiles)
+    return last
+
+
+@cute.jit
+def wait(counter: cute.Pointer, turn: Int32):
+    """Holds the warp until `turn` tiles have added; what they added is then visible to its bulk copies."""
+    if cute.arch.lane_idx() == 0:
+        done = Int32(-1)
+        while done != turn:
+            done = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+    cute.arch.sync_warp()
+    cute.arch.fence_proxy("async")
+
+
+@cute.jit
+def release(counter: cute.Pointer):
+    """Waits for this warp's bulk copies to be visible, then lets the next tile add."""
+    cute.arch.cp_async_bulk_wait_group(0)
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
