@@ -1,7 +1,9 @@
 #include "call_site.h"
 
+#include <iterator>
 #include <map>
 #include <shared_mutex>
+#include <sstream>
 #include <unordered_map>
 
 #include "cuda_module.h"
@@ -13,6 +15,12 @@ namespace {
 using xla::ffi::AnyBuffer;
 using xla::ffi::Dictionary;
 using xla::ffi::ErrorCode;
+using Integers = xla::ffi::Span<const int64_t>;
+
+std::vector<std::string> words(std::string_view text) {
+  std::istringstream stream{std::string(text)};
+  return {std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>()};
+}
 
 std::string decode_base64(std::string_view text) {
   std::string bytes;
@@ -100,28 +108,34 @@ CallSite& CallSite::of(const Dictionary& attributes) {
 
 CallSite::CallSite(const Dictionary& attributes) {
   kernel = attribute<std::string_view>(attributes, "kernel");
-  const std::string symbol(attribute<std::string_view>(attributes, "symbol"));
-  for (const std::string_view name : attributes)
-    if (name.substr(0, 3) == "sm_")
-      modules.push_back(
-          intern(std::string(name), symbol, decode_base64(attribute<std::string_view>(attributes, name))));
-  if (modules.empty())
-    throw Failure(ErrorCode::kInvalidArgument, "jax_fa4: the program's call carries no compiled module");
-  const auto sources = attribute<xla::ffi::Span<const int64_t>>(attributes, "dims");
+  const auto archs = words(attribute<std::string_view>(attributes, "archs"));
+  const auto symbols = words(attribute<std::string_view>(attributes, "symbols"));
+  const auto buffer_counts = attribute<Integers>(attributes, "buffer_counts");
+  const auto shared_bytes = attribute<Integers>(attributes, "shared_bytes");
+  if (archs.empty() || symbols.size() != archs.size() || buffer_counts.size() != archs.size() ||
+      shared_bytes.size() != archs.size())
+    throw Failure(ErrorCode::kInvalidArgument, "jax_fa4: the program's call carries no complete compiled module");
+  for (size_t i = 0; i < archs.size(); ++i) {
+    std::string object = decode_base64(attribute<std::string_view>(attributes, archs[i]));
+    variants.push_back({intern(archs[i], symbols[i], std::move(object)), buffer_counts[i], shared_bytes[i]});
+  }
+  const auto sources = attribute<Integers>(attributes, "dims");
   dims.assign(sources.begin(), sources.end());
   if (dims.size() != 2 * kDims)
     throw Failure(ErrorCode::kInvalidArgument, "jax_fa4: attribute 'dims' must have " + std::to_string(2 * kDims) +
                                                    " numbers, it has " + std::to_string(dims.size()));
-  shared_bytes = attribute<int64_t>(attributes, "shared_bytes");
   if (attributes.contains("ptx")) ptx = attribute<std::string_view>(attributes, "ptx");
 }
 
-Arguments::Arguments(const CallSite& site, xla::ffi::RemainingArgs operands, xla::ffi::RemainingRets results) {
+Arguments::Arguments(const CallSite& site, int64_t buffer_count, xla::ffi::RemainingArgs operands,
+                     xla::ffi::RemainingRets results) {
   operand_count_ = operands.size();
-  count_ = operand_count_ + results.size();
-  if (count_ > kMaxBuffers)
-    throw Failure(ErrorCode::kInvalidArgument, "jax_fa4: a call has " + std::to_string(count_) +
-                                                   " buffers, at most " + std::to_string(kMaxBuffers) + " are allowed");
+  count_ = static_cast<size_t>(buffer_count);
+  if (count_ > kMaxBuffers || count_ > operand_count_ + results.size())
+    throw Failure(ErrorCode::kInvalidArgument,
+                  "jax_fa4: a kernel takes " + std::to_string(count_) + " buffers, the call has " +
+                      std::to_string(operand_count_ + results.size()) + ", and " + std::to_string(kMaxBuffers) +
+                      " are allowed");
   for (size_t i = 0; i < count_; ++i) {
     const AnyBuffer buffer = i < operand_count_ ? *operands.get<AnyBuffer>(i)
                                                 : **results.get<AnyBuffer>(i - operand_count_);

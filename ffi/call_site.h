@@ -1,14 +1,17 @@
 // One custom call as its attributes describe it, and the argument vector of its host function.
 //
 // Attributes, all of them strings but where said:
-//   key           digest of the other attributes; call sites with equal keys share what was prepared
-//   kernel        name for messages
-//   symbol        host function of every module
-//   sm_<arch>     one for each architecture: the compiled object, base64
-//   ptx           device code for the software GPU (cpu platform only)
-//   dims          int64 array: for each of B, S, T, H, K the buffer (operands first, then results) and its axis
-//   shared_bytes  int64: dynamic shared memory a block, 0 when unknown
-// Buffers: the operands, then the results, are the kernel's buffers in order, scratch included.
+//   key            digest of the other attributes; call sites with equal keys share what was prepared
+//   kernel         name for messages
+//   archs          the architectures there are modules for, by name, separated by spaces
+//   symbols        host function of each, likewise
+//   sm_<arch>      for each architecture the compiled object, base64
+//   buffer_counts  int64 array: how many buffers the host function of each takes
+//   shared_bytes   int64 array: dynamic shared memory a block of each, 0 when unknown
+//   dims           int64 array: for each of B, S, T, H, K the operand and its axis
+//   ptx            device code for the software GPU (cpu platform only)
+// Operands, then results are the kernel's buffers in order. The last results are scratch; where several architectures
+// need different amounts of it, each is as large as the largest, and a module takes the first of them.
 #pragma once
 
 #include <array>
@@ -54,14 +57,18 @@ struct CallSite {
   // The call site of that key, made on first use. Lives to the end of the process, as its modules do.
   static CallSite& of(const xla::ffi::Dictionary& attributes);
 
+  struct Variant {  // for one architecture
+    Module* module;  // lives as long as the process
+    int64_t buffer_count, shared_bytes;
+  };
   std::string kernel;
-  std::vector<Module*> modules;  // one an architecture; they live as long as the process
+  std::vector<Variant> variants;
   std::vector<int64_t> dims;
-  int64_t shared_bytes = 0;
   std::string ptx;
 
   struct Prepared {
     CudaModule* module;
+    int64_t buffer_count;
     int32_t sm_count;
   };
   std::array<std::atomic<const Prepared*>, kMaxDevices> prepared{};  // by device; made once each
@@ -71,7 +78,8 @@ struct CallSite {
 // the number of SMs, the stream, the buffers, and an int32 result.
 class Arguments {
  public:
-  Arguments(const CallSite& site, xla::ffi::RemainingArgs operands, xla::ffi::RemainingRets results);
+  Arguments(const CallSite& site, int64_t buffer_count, xla::ffi::RemainingArgs operands,
+            xla::ffi::RemainingRets results);
   void** vector(int32_t sm_count, void* stream);
 
   int32_t result() const { return result_; }

@@ -86,21 +86,22 @@ bool runs_on(const std::string& arch, int major, int minor) {
   return suffix == 'a' ? number % 10 == minor : number % 10 <= minor;
 }
 
-Module& module_for(const CallSite& site, cuda::Device device) {
+const CallSite::Variant& variant_for(const CallSite& site, cuda::Device device) {
   const int major = cuda::attribute(cuda::kComputeCapabilityMajor, device);
   const int minor = cuda::attribute(cuda::kComputeCapabilityMinor, device);
   std::string held;
-  for (Module* module : site.modules) {
-    if (runs_on(module->arch, major, minor)) {
+  for (const CallSite::Variant& variant : site.variants) {
+    const std::string& arch = variant.module->arch;
+    if (runs_on(arch, major, minor)) {
       const int64_t limit = cuda::attribute(cuda::kMaxSharedMemoryPerBlockOptin, device);
-      if (site.shared_bytes > limit)
+      if (variant.shared_bytes > limit)
         throw Failure(ErrorCode::kResourceExhausted,
-                      "jax_fa4: " + site.kernel + " needs " + std::to_string(site.shared_bytes) +
+                      "jax_fa4: " + site.kernel + " needs " + std::to_string(variant.shared_bytes) +
                           " bytes of shared memory a block, and " + cuda::device_text(device) + " allows " +
                           std::to_string(limit) + "; use backend=\"xla\" on this device");
-      return *module;
+      return variant;
     }
-    held += (held.empty() ? "" : ", ") + module->arch;
+    held += (held.empty() ? "" : ", ") + arch;
   }
   throw Failure(ErrorCode::kFailedPrecondition,
                 "jax_fa4: this program's " + site.kernel + " holds modules for " + held + ", and the device is " +
@@ -144,9 +145,11 @@ const CallSite::Prepared& prepare(CallSite& site, cuda::Device device) {
     throw Failure(ErrorCode::kOutOfRange, "jax_fa4: device " + std::to_string(device) + " is beyond the " +
                                               std::to_string(kMaxDevices) + " supported");
   if (const auto* ready = site.prepared[device].load(std::memory_order_acquire)) return *ready;
-  CudaModule& module = module_for(site, device).cuda();
+  const CallSite::Variant& variant = variant_for(site, device);
+  CudaModule& module = variant.module->cuda();
   module.prepare(device);
-  const auto* ready = new CallSite::Prepared{&module, cuda::attribute(cuda::kMultiprocessorCount, device)};
+  const auto* ready = new CallSite::Prepared{&module, variant.buffer_count,
+                                             cuda::attribute(cuda::kMultiprocessorCount, device)};
   const CallSite::Prepared* other = nullptr;
   if (site.prepared[device].compare_exchange_strong(other, ready, std::memory_order_acq_rel)) return *ready;
   delete ready;  // another thread was faster

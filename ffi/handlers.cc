@@ -31,9 +31,9 @@ ffi::Error instantiate(ffi::Dictionary attributes) {
 ffi::Error emulate_instantiate(ffi::Dictionary attributes) {
   return guarded([&] {
     const CallSite& site = CallSite::of(attributes);
-    if (site.modules.size() != 1)
+    if (site.variants.size() != 1)
       throw Failure(ffi::ErrorCode::kInvalidArgument, "jax_fa4: a call for the software GPU carries exactly one module");
-    site.modules[0]->emulated(site.ptx);
+    site.variants[0].module->emulated(site.ptx);
   });
 }
 
@@ -47,7 +47,7 @@ ffi::Error cuda_execute(void* stream, int32_t ordinal, ffi::RemainingArgs operan
   return guarded([&] {
     CallSite& site = CallSite::of(attributes);
     const CallSite::Prepared& ready = prepare(site, current_device(stream, ordinal));
-    Arguments arguments(site, operands, results);
+    Arguments arguments(site, ready.buffer_count, operands, results);
     ready.module->launch(arguments.vector(ready.sm_count, stream));
     if (arguments.result())
       throw Failure(ffi::ErrorCode::kInternal,
@@ -58,8 +58,8 @@ ffi::Error cuda_execute(void* stream, int32_t ordinal, ffi::RemainingArgs operan
 ffi::Error emulate_execute(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
   return guarded([&] {
     const CallSite& site = CallSite::of(attributes);
-    Arguments arguments(site, operands, results);
-    site.modules[0]->emulated(site.ptx).run(arguments);
+    Arguments arguments(site, site.variants[0].buffer_count, operands, results);
+    site.variants[0].module->emulated(site.ptx).run(arguments);
   });
 }
 

@@ -1,0 +1,160 @@
+"""How a kernel call splits over devices: by batch and by heads, without communication.
+
+The partitioner (Shardy) learns from a rule which dims may be split together; it then asks `_partition` for the layout of
+every operand and for the program of one device. Batch dims and heads keep the layout that q has. KV heads are split with
+the query heads where their number allows; where a mesh axis has more devices than there are KV heads, each device slices
+the ones its query heads read, and backward adds dK and dV over those devices (the one case with communication). All other
+dims, sequences among them, are gathered: a split sequence is the ring's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_fa4.indexing import local_functions
+from jax_fa4.kernels.common.abi import Buffer
+from jax_fa4.launch import KernelCall, launch
+
+
+@functools.lru_cache(maxsize=512)
+def partitioned(call: KernelCall) -> Callable[..., Sequence[jax.Array]]:
+    """`launch` for `call` as a function of global arrays that the partitioner can split."""
+
+    def whole(*arrays):
+        return tuple(launch(call, *_restore_scalars(call, arrays)))
+
+    function = custom_partitioning(whole)
+    function.def_partition(
+        partition=functools.partial(_partition, call), sharding_rule=functools.partial(_rule, call)
+    )
+    return lambda *arrays: function(*(jnp.atleast_1d(x) for x in arrays))
+
+
+def _restore_scalars(call: KernelCall, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The rule has no way to write an operand without dims, so scalars travel as [1]."""
+    return [x if b.shape else x.reshape(()) for b, x in zip(call.inputs, arrays, strict=True)]
+
+
+def _rule(call: KernelCall, mesh: jax.sharding.Mesh, values: Any, results: Any) -> tuple[str, dict[str, Any]]:
+    """The einsum-like sharding rule, and what goes with it."""
+    heads, kv_heads = values[0].shape[-2], values[1].shape[-2]
+    group = heads // kv_heads
+    whole_groups = all(kv_heads % size == 0 for size in mesh.shape.values())
+    sizes: dict[str, int] = {}
+    if group == 1:
+        q_head, kv_head, replicated = "h", "h", set()
+    elif whole_groups:
+        q_head, kv_head, replicated, sizes = "(h g)", "h", {"g"}, {"g": group}
+    else:
+        q_head, kv_head, replicated = "h", "k", {"k"}
+    names = {"S": "s", "T": "t", "H": q_head, "K": kv_head}
+    factors: list[str] = []
+
+    def text(index: int, buffer: Buffer) -> str:
+        words = []
+        for axis, size in enumerate(buffer.shape or (1,)):
+            word = "..." if size == "B" else names.get(size, f"x{index}y{axis}")
+            words.append(word)
+            for factor in word.strip("()").split():
+                if factor not in factors and factor != "...":
+                    factors.append(factor)
+        return " ".join(words)
+
+    sides = [[text(i, b) for i, b in enumerate(call.buffers) if b.kind == kind] for kind in ("in", "out")]
+    fixed = tuple(f for f in factors if f in replicated or f != "h")
+    return f"{', '.join(sides[0])} -> {', '.join(sides[1])}", {"need_replication_factors": fixed, **sizes}
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How one call is split: mesh axes of the batch dims and of the heads, and what each device holds.
+
+    `kv_split`: KV heads are split like the query heads; else every device has all of them.
+    """
+
+    mesh: jax.sharding.Mesh
+    lead: tuple[Any, ...]
+    heads: tuple[str, ...]
+    kv_split: bool
+
+    def sharding(self, buffer: Buffer) -> NamedSharding:
+        dims: list[Any] = []
+        for size in buffer.shape or (1,):
+            if size == "B":
+                dims += self.lead
+            elif size == "H" or (size == "K" and self.kv_split):
+                dims.append(self.heads or None)
+            else:
+                dims.append(None)
+        return NamedSharding(self.mesh, PartitionSpec(*dims))
+
+    @property
+    def head_shards(self) -> int:
+        return math.prod(self.mesh.shape[axis] for axis in self.heads)
+
+
+def _split(q: Any, k: Any) -> Split:
+    mesh, rank = q.sharding.mesh, len(q.shape)
+    spec = [*q.sharding.spec, *[None] * (rank - len(q.sharding.spec))]
+
+    def axes(dim: int) -> tuple[str, ...]:
+        entry = spec[dim]
+        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        return names if q.shape[dim] % math.prod(mesh.shape[name] for name in names) == 0 else ()
+
+    heads = axes(rank - 2)
+    shards = math.prod(mesh.shape[name] for name in heads)
+    return Split(mesh, tuple(axes(i) or None for i in range(rank - 3)), heads, k.shape[-2] % shards == 0)
+
+
+def _partition(call: KernelCall, mesh: jax.sharding.Mesh, args: Sequence[Any], results: Sequence[Any]) -> tuple:
+    split = _split(args[0], args[1])
+    group = args[0].shape[-2] // args[1].shape[-2]
+
+    def local(*arrays):
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            arrays = _restore_scalars(call, arrays)
+            here, arrays = local_functions(call, arrays, split)
+            if split.kv_split:
+                return tuple(launch(here, *arrays))
+            return tuple(_with_kv_heads_of_device(here, arrays, split, group))
+
+    ins = tuple(split.sharding(b) for b in call.inputs)
+    outs = tuple(split.sharding(b) for b in call.outputs)
+    return split.mesh, local, outs, ins
+
+
+def _with_kv_heads_of_device(
+    call: KernelCall, arrays: Sequence[jax.Array], split: Split, group: int
+) -> list[jax.Array]:
+    """The call of a device that has all KV heads but only some query heads, which read few of them."""
+    local_heads = arrays[0].shape[-2]
+    first = jax.lax.axis_index(split.heads) * local_heads
+    if local_heads % group == 0 or group % local_heads == 0:
+        count = max(1, local_heads // group)
+        heads = first // group + jnp.arange(count)
+    else:  # the device's query heads begin within a group: one KV head for each of them
+        count = local_heads
+        heads = (first + jnp.arange(count)) // group
+    spec = dataclasses.replace(call.spec, group=local_heads // count)
+    picked = [
+        jnp.take(x, heads, axis=x.ndim - 2) if "K" in b.shape else x for b, x in zip(call.inputs, arrays, strict=True)
+    ]
+    results = launch(dataclasses.replace(call, spec=spec), *picked)
+    whole = []
+    for buffer, x in zip(call.outputs, results, strict=True):
+        if "K" in buffer.shape:
+            total = jnp.zeros((*x.shape[:-2], arrays[1].shape[-2], x.shape[-1]), jnp.float32)
+            total = total.at[..., heads, :].add(x.astype(jnp.float32))
+            x = jax.lax.psum(total, split.heads).astype(x.dtype)
+        whole.append(x)
+    return whole
