@@ -6,6 +6,7 @@ The model has rotary positions, RMSNorm, SwiGLU, grouped-query attention and, wh
 attention sinks. ``train_lm.py`` trains it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -35,6 +36,7 @@ class DecoderConfig:
       remat: what backward recomputes: a key of ``REMAT_POLICIES``. "attention" keeps attention's results and
         recomputes the rest.
       zero_attention: ablation, attention contributes nothing.
+      attend: what computes attention, called as ``jax_fa4.attention`` is.
     """
 
     vocabulary: int = 256
@@ -48,13 +50,14 @@ class DecoderConfig:
     backend: str = "auto"
     remat: str = "none"
     zero_attention: bool = False
+    attend: Callable[..., jax.Array] = jax_fa4.attention
 
 
-def rotate(x: jax.Array, base: float = 10_000.0) -> jax.Array:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of [B, S, H, D] along S, computed in float32."""
+def rotate(x: jax.Array, positions: jax.Array, base: float = 10_000.0) -> jax.Array:
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of [B, S, H, D] at [S] positions, in float32."""
     half = x.shape[-1] // 2
     frequencies = base ** (-jnp.arange(half) / half)
-    angles = (jnp.arange(x.shape[1])[:, None] * frequencies)[None, :, None, :]
+    angles = (positions[:, None] * frequencies)[None, :, None, :]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
@@ -78,11 +81,11 @@ class SelfAttention(nnx.Module):
         )
         self.sinks = nnx.Param(jnp.zeros(config.heads)) if config.sinks else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
         config = self.config
-        o = jax_fa4.attention(
-            rotate(self.query(x)),
-            rotate(self.key(x)),
+        o = config.attend(
+            rotate(self.query(x), positions),
+            rotate(self.key(x), positions),
             self.value(x),
             causal=True,
             window=None if config.window is None else (config.window, 0),
@@ -114,13 +117,16 @@ class Block(nnx.Module):
         self.mlp = SwiGLU(config, rngs)
         self.mlp_norm = nnx.RMSNorm(config.width, dtype=config.dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.attention_norm(x))
+    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        x = x + self.attention(self.attention_norm(x), positions)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Decoder(nnx.Module):
-    """Causal language model: tokens int32 [B, S] to float32 logits [B, S, vocabulary]."""
+    """Causal language model: tokens int32 [B, S] to float32 logits [B, S, vocabulary].
+
+    ``positions`` int32 [S] are 0, 1, ... by default; sequences laid out over devices in another order pass their own.
+    """
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         self.config = config
@@ -129,12 +135,13 @@ class Decoder(nnx.Module):
         self.norm = nnx.RMSNorm(config.width, dtype=config.dtype, rngs=rngs)
         self.logits = nnx.Linear(config.width, config.vocabulary, use_bias=False, dtype=config.dtype, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, positions: jax.Array | None = None) -> jax.Array:
+        positions = jnp.arange(tokens.shape[1]) if positions is None else positions
         policy = REMAT_POLICIES[self.config.remat]
         apply = Block.__call__ if policy is None else nnx.remat(Block.__call__, policy=policy)
         x = self.embed(tokens)
         for block in self.blocks:
-            x = apply(block, x)
+            x = apply(block, x, positions)
         return self.logits(self.norm(x)).astype(jnp.float32)
 
 

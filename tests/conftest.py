@@ -1,10 +1,12 @@
-"""Shared by all tests: eight virtual CPU devices, and the skip of GPU tests where there is no GPU."""
+"""Shared by all tests: flags for XLA, and the skip of GPU tests where there is no GPU."""
 
 import os
 
-# Before jax is imported: tests of sharding and of the ring want several devices on one host.
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Before jax is imported. Tests of sharding and of the ring want several devices on one host. Shapes in tests are small:
+# compiling takes most of the time, and half of that is LLVM's optimiser.
+for flag, value in (("xla_force_host_platform_device_count", 8), ("xla_backend_optimization_level", 0)):
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}={value}"
 
 import jax
 import pytest

@@ -105,9 +105,8 @@ def test_dropout_is_refused_and_allowed_when_deterministic():
         layer(x, deterministic=False, rngs=nnx.Rngs(dropout=1))
     close(layer(x, deterministic=True), nnx_layer()(x))
     with pytest.raises(ValueError, match="dropout_rate"):
-        linen_layer(attention_fn=fa4_flax.dot_product_attention, dropout_rate=0.1, deterministic=False).init_with_output(
-            {"params": jax.random.key(0), "dropout": jax.random.key(1)}, x
-        )
+        layer = linen_layer(attention_fn=fa4_flax.dot_product_attention, dropout_rate=0.1, deterministic=False)
+        layer.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, x)
 
 
 @pytest.mark.parametrize(

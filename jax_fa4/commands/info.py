@@ -79,7 +79,7 @@ def _too_old(version: tuple[int, ...], oldest: tuple[int, ...], name: str) -> st
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from jax_fa4 import explain
+    from jax_fa4.explanation import explain
 
     print("devices")
     for device in jax.devices():
