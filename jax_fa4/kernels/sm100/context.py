@@ -34,7 +34,7 @@ class Barriers:
         (correction); mma may start the second product.
       p_tail: the last quarter of P is stored.
       o_full: O is accumulated: of the whole tile with two query tiles, of every block with one.
-      sum_full, sum_empty: a tile's final row statistics, softmax to correction.
+      inverse_full, inverse_empty: the factors that normalise a tile's rows, softmax to correction.
       o_store_full, o_store_empty: a tile's O in shared memory, correction to epilogue.
     """
 
@@ -44,8 +44,8 @@ class Barriers:
     p_full: MbarrierArray
     p_tail: MbarrierArray
     o_full: MbarrierArray
-    sum_full: MbarrierArray
-    sum_empty: MbarrierArray
+    inverse_full: MbarrierArray
+    inverse_empty: MbarrierArray
     o_store_full: MbarrierArray
     o_store_empty: MbarrierArray
 
@@ -59,8 +59,7 @@ class Shared:
     v: cute.Tensor
     o: Any
     scale: cute.Tensor  # [slot, row] factor by which a block changes O
-    row_sum: cute.Tensor  # [tile, row]
-    row_max: cute.Tensor  # [tile, row]
+    inverse: cute.Tensor  # [tile, row] factor that normalises O at the end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,13 +184,15 @@ def storage_type(plan: ForwardPlan, dtype, layouts):
         **{name: barrier for name in BARRIER_NAMES},
         "tmem_address": cutlass.Int32,
         "scale": statistics,
-        "row_sum": statistics,
-        "row_max": statistics,
+        "inverse": statistics,
         "s_q": tile_memory(max(cute.cosize(layouts.q), cute.cosize(layouts.o) if plan.o_over_q else 0)),
         "s_kv": tile_memory(max(cute.cosize(layouts.k), cute.cosize(layouts.v))),
         "s_o": tile_memory(0 if plan.o_over_q or plan.float32_out else cute.cosize(layouts.o)),
     }
-    return cute.struct(Storage)
+    storage = cute.struct(Storage)
+    if storage.size_in_bytes() > plan.smem_bytes:
+        raise ValueError(f"shared memory: the kernel takes {storage.size_in_bytes()} bytes, planned {plan.smem_bytes}")
+    return storage
 
 
 BARRIER_NAMES = tuple(f.name for f in dataclasses.fields(Barriers) if f.name not in ("q", "kv"))
@@ -221,8 +222,8 @@ def make_barriers(plan: ForwardPlan, storage, q_bytes: int, k_bytes: int) -> Bar
         p_full=array("p_full", warps, 8),
         p_tail=array("p_tail", warps, 4),
         o_full=array("o_full", mma, 1),
-        sum_full=array("sum_full", warps, 4),
-        sum_empty=array("sum_empty", warps, 4),
+        inverse_full=array("inverse_full", warps, 4),
+        inverse_empty=array("inverse_empty", warps, 4),
         o_store_full=array("o_store_full", warps, 4),
         o_store_empty=array("o_store_empty", warps, 1),
     )

@@ -1,8 +1,8 @@
 """The correction role: one warpgroup keeps O in step with the running maxima, and finishes it.
 
 A thread owns a row of each query tile. While blocks go by it rescales O, when a row of its warp needs that at all; at
-the end it divides O by the row sum, writes LSE, and hands O to the epilogue through shared memory, or writes float32 O
-to global memory itself.
+the end it divides O by the row sum and hands it to the epilogue through shared memory, or writes float32 O to global
+memory itself.
 """
 
 import cutlass
@@ -10,7 +10,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, exp2
 from jax_fa4.kernels.sm100.context import (
     SCALE_BARRIER,
     Context,
@@ -19,6 +18,7 @@ from jax_fa4.kernels.sm100.context import (
     finish_tmem_stores,
     products,
     query_of,
+    tmem_fence,
 )
 from jax_fa4.kernels.sm100.plans import BLOCK_Q, SLOTS
 
@@ -31,7 +31,7 @@ _VECTOR = 8
 def run(context: Context):
     plan, barriers = context.plan, context.barriers
     row = cute.arch.thread_idx()[0] % BLOCK_Q
-    turn, output_phase, sum_phase = Int32(0), Int32(0), Int32(0)
+    turn, output_phase, tile_phase = Int32(0), Int32(0), Int32(0)
     for tile in cutlass.range_constexpr(plan.q_tiles):
         arrive_warp(barriers.p_full, tile)  # O is free for a tile's first product
     number = cute.arch.block_idx()[0]
@@ -48,10 +48,10 @@ def run(context: Context):
                     _rescale(context, tile, slot, row)
         turn += work.count
         for tile in cutlass.range_constexpr(plan.q_tiles):
-            _finish(context, work, tile, row, sum_phase, output_phase)
+            _finish(context, work, tile, row, tile_phase, output_phase)
             arrive_warp(barriers.p_full, tile if cutlass.const_expr(plan.q_tiles == 2) else turn % SLOTS)
         output_phase ^= 1
-        sum_phase ^= 1
+        tile_phase ^= 1
         number += cute.arch.grid_dim()[0]
 
 
@@ -65,6 +65,7 @@ def _rescale(context: Context, tile: cutlass.Constexpr, slot, row):
     """Scales O by the factor that softmax mailed, and lets mma go on."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4
     cute.arch.barrier(barrier_id=SCALE_BARRIER + slot * 4 + warp, number_of_threads=64)
+    tmem_fence("after")
     scale = context.shared.scale[slot, row]
     if cute.arch.vote_any_sync(scale < 1.0):
         load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
@@ -79,25 +80,39 @@ def _rescale(context: Context, tile: cutlass.Constexpr, slot, row):
 
 
 @cute.jit
-def _finish(context: Context, work, tile: cutlass.Constexpr, row, sum_phase, output_phase):
-    """LSE and normalised O of a finished tile."""
-    plan, spec, barriers, shared = context.plan, context.spec, context.barriers, context.shared
-    barriers.sum_full.wait(tile, sum_phase)
-    total, row_max = shared.row_sum[tile, row], shared.row_max[tile, row]
-    arrive_warp(barriers.sum_empty, tile)
-    head, q_row = query_of(context, work, tile, row)
-    scale = 1.0 if spec.score_mods else spec.scale
-    empty = (row_max == NEG_INF) | (q_row >= work.geometry.q_length)
-    safe_total = cutlass.select_(empty, Float32(1.0), total)
-    lse = row_max * scale + cute.math.log2(safe_total, fastmath=True) * LN_2
-    lse = cutlass.select_(empty, Float32(NEG_INF), lse)
-    inverse = cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(safe_total))
-    g_lse = context.memory.lse
-    if q_row < g_lse.shape[0]:
-        g_lse[q_row, head, work.batch] = lse
-
+def _finish(context: Context, work, tile: cutlass.Constexpr, row, tile_phase, output_phase):
+    """Normalises a finished tile's O and sends it on."""
+    barriers = context.barriers
+    barriers.inverse_full.wait(tile, tile_phase)
+    inverse = context.shared.inverse[tile, row]
+    arrive_warp(barriers.inverse_empty, tile)
     barriers.o_full.wait(tile, output_phase)
-    _store_shared(context, tile, row, inverse, sum_phase)
+    tmem_fence("after")
+    if cutlass.const_expr(context.plan.float32_out):
+        _store_global(context, work, tile, row, inverse)
+    else:
+        _store_shared(context, tile, row, inverse, tile_phase)
+
+
+@cute.jit
+def _store_global(context: Context, work, tile: cutlass.Constexpr, row, inverse):
+    """O of a tile in float32 from registers to global memory; a thread writes its row."""
+    head, q_row = query_of(context, work, tile, row)
+    g_o = context.memory.o
+    load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
+    for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
+        values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
+        cute.copy(load, load.partition_S(t_parts[i]), values)
+        _scale(values, inverse)
+        vectors = cute.make_tensor(values.iterator, cute.make_layout((4, _COLUMNS // 4)))
+        if q_row < g_o.shape[0]:
+            g_row = g_o[q_row, None, head, work.batch]
+            for j in cutlass.range_constexpr(_COLUMNS // 4):
+                column = i * _COLUMNS + j * 4
+                if cutlass.const_expr(column < context.spec.value_head_dim):
+                    target = cute.make_tensor((g_row.iterator + column).align(16), cute.make_layout(4))
+                    cute.autovec_copy(vectors[None, j], target)
+    finish_tmem_loads()
 
 
 @cute.jit

@@ -48,10 +48,10 @@ class Forward:
 
     def _schedule(self, dims) -> TileSchedule:
         plan, spec = self.plan, self.spec
-        q_blocks = cute.ceil_div(dims.S, plan.q_tiles * BLOCK_Q)
+        q_blocks = cute.ceil_div(dims.S * plan.packed_heads, plan.q_tiles * BLOCK_Q)
         kv_bytes = dims.T * (spec.head_dim + spec.value_head_dim) * plan.itemsize
-        heads = section_heads(plan.longest_first, spec.group, kv_bytes, plan.l2_bytes)
-        return TileSchedule(q_blocks, dims.H, dims.B, heads)
+        heads = section_heads(plan.longest_first, spec.group // plan.packed_heads, kv_bytes, plan.l2_bytes)
+        return TileSchedule(q_blocks, dims.H // plan.packed_heads, dims.B, heads)
 
     def _products(self):
         """S = Q K^T from shared memory, O += P V with P in tensor memory."""
@@ -71,15 +71,19 @@ class Forward:
         q = blackwell.make_smem_layout_a(qk, self.qk_tiler, dtype, plan.q_tiles)
         k = blackwell.make_smem_layout_b(qk, self.qk_tiler, dtype, plan.kv_stages)
         v = blackwell.make_smem_layout_b(pv, self.pv_tiler, dtype, plan.kv_stages)
+        o = blackwell.make_smem_layout_epi(
+            dtype, utils.LayoutEnum.ROW_MAJOR, (BLOCK_Q, plan.value_head_dim), plan.q_tiles
+        )
         stage = plan.kv_stage_bytes // plan.itemsize
+        if plan.o_over_q:
+            tile = plan.q_tile_bytes // plan.itemsize
+            q, o = with_stage_stride(q, plan.q_tiles, tile), with_stage_stride(o, plan.q_tiles, tile)
         return Layouts(
             q=q,
             k=with_stage_stride(k, plan.kv_stages, stage),
             v=with_stage_stride(v, plan.kv_stages, stage),
             p=blackwell.make_smem_layout_a(pv, self.pv_tiler, dtype, 1),
-            o=blackwell.make_smem_layout_epi(
-                dtype, utils.LayoutEnum.ROW_MAJOR, (BLOCK_Q, plan.value_head_dim), plan.q_tiles
-            ),
+            o=o,
         )
 
     def _memory(self, g, qk, pv, layouts) -> Global:
@@ -87,8 +91,8 @@ class Forward:
         plan = self.plan
         cluster = (1, 1, 1, 1)
         load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-        q, k, v, o = (permuted(t, 1, 3, 2, 0) for t in (g.q, g.k, g.v, g.o))
-        v = permuted(v, 1, 0, 2, 3)
+        q, o = (packed(permuted(t, 1, 3, 2, 0), plan.packed_heads) for t in (g.q, g.o))
+        k, v = permuted(g.k, 1, 3, 2, 0), permuted(g.v, 3, 1, 2, 0)
         a, b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
         load_q, q = a(load_op, q, one_stage(layouts.q), self.qk_tiler, qk, cluster)
         load_k, k = b(load_op, k, one_stage(layouts.k), self.qk_tiler, qk, cluster)
@@ -98,6 +102,8 @@ class Forward:
             store_o, o = cpasync.make_tiled_tma_atom(
                 cpasync.CopyBulkTensorTileS2GOp(), o, cute.select(layouts.o, mode=[0, 1]), (BLOCK_Q, plan.value_head_dim)
             )
+        else:
+            o = permuted(g.o, 1, 3, 2, 0)
         return Global(load_q, q, load_k, k, load_v, v, store_o, o, permuted(g.lse, 2, 1, 0))
 
     @cute.kernel
@@ -142,7 +148,8 @@ class Forward:
             tmem.free(address)
         if warp == warps.epilogue:
             cute.arch.setmaxregister_decrease(plan.registers.other)
-            epilogue.run(context)
+            if cutlass.const_expr(not plan.float32_out):
+                epilogue.run(context)
         if warp < warps.correction:
             cute.arch.setmaxregister_increase(plan.registers.softmax)
             tmem.wait_for_alloc()
@@ -165,8 +172,21 @@ class Forward:
         elif not plan.float32_out:
             o = storage.s_o.get_tensor(layouts.o.outer, swizzle=layouts.o.inner)
         rows = cute.make_layout((SLOTS, BLOCK_Q), stride=(BLOCK_Q, 1))
-        statistics = (getattr(storage, name).get_tensor(rows) for name in ("scale", "row_sum", "row_max"))
+        statistics = (getattr(storage, name).get_tensor(rows) for name in ("scale", "inverse"))
         return Shared(q, k, v, o, *statistics)
+
+
+def packed(tensor: cute.Tensor, heads: int) -> cute.Tensor:
+    """Rows, columns, head, batch with so many heads moved into the rows: row r is head r % heads of row r // heads."""
+    if heads == 1:
+        return tensor
+    rows, columns, all_heads, batch = tensor.shape
+    row_stride, column_stride, head_stride, batch_stride = tensor.stride
+    layout = cute.make_layout(
+        ((heads, rows), columns, all_heads // heads, batch),
+        stride=((head_stride, row_stride), column_stride, head_stride * heads, batch_stride),
+    )
+    return cute.make_tensor(tensor.iterator, layout)
 
 
 def one_stage(layout):
@@ -175,5 +195,6 @@ def one_stage(layout):
 
 def with_stage_stride(layout, stages: int, stride: int):
     """The staged layout with another distance between its stages."""
-    outer = cute.append(cute.select(layout.outer, mode=[0, 1, 2]), cute.make_layout(stages, stride=stride))
+    tile = cute.select(layout.outer, mode=list(range(cute.rank(layout) - 1)))
+    outer = cute.append(tile, cute.make_layout(stages, stride=stride))
     return cute.make_composed_layout(layout.inner, 0, outer)

@@ -6,7 +6,7 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from jax_fa4.kernels.sm100.context import Context, commit, probabilities, products, scores
+from jax_fa4.kernels.sm100.context import Context, commit, probabilities, products, scores, tmem_fence
 from jax_fa4.kernels.sm100.plans import SLOTS
 
 # Of P's 128 columns this many are enough for the second product to start.
@@ -47,6 +47,7 @@ def _output(context: Context, slot, tile, phase, v, accumulate):
     """O of a tile += P V with the slot's P; the products over P's tail wait for it apart."""
     pv, barriers = cute.make_tiled_mma(context.pv.op), context.barriers
     barriers.p_full.wait(slot, phase)
+    tmem_fence("after")
     p = probabilities(context, slot)
     accumulator = products(context, tile)
     count = cute.size(p, mode=[2])
@@ -54,6 +55,7 @@ def _output(context: Context, slot, tile, phase, v, accumulate):
     for i in cutlass.range_constexpr(count):
         if cutlass.const_expr(i == head):
             barriers.p_tail.wait(slot, phase)
+            tmem_fence("after")
         pv.set(tcgen05.Field.ACCUMULATE, accumulate if cutlass.const_expr(i == 0) else True)
         cute.gemm(pv, accumulator, p[None, None, i], v[None, None, i], accumulator)
 
@@ -79,7 +81,7 @@ def _two_tiles(context: Context):
                 kv_state.advance()
             for i in cutlass.range_constexpr(2):
                 blocks = work.tiles[i]
-                if blocks.has(block + 1) & (step > 0):
+                if blocks.has(block + 1):
                     _output(context, i, i, phases[i], v[None, None, None, v_state.index], block + 1 != blocks.end - 1)
                     phases[i] = phases[i] ^ 1
                     if block + 1 == blocks.start:

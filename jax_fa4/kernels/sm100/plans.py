@@ -12,16 +12,24 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax_fa4 import masks
+from jax_fa4.kernels.sm90.plans import check
+from jax_fa4.spec import AttentionSpec
+
 BLOCK_Q = 128
 """Rows of one query tile: the tensor core's M, and the threads of a softmax warpgroup."""
 BLOCK_K = 128
 """Keys of one K/V tile."""
 SLOTS = 2
 """Score slots in tensor memory."""
+MAX_STAGES = 8
+"""More do not hide more latency."""
 TMEM_COLUMNS = 512
 SMEM_BYTES = 227 * 1024
 REGISTERS = 64 * 1024 // 128
-"""Registers a thread of each of four warpgroups could have on average, times four: 512."""
+"""What a thread of each of the block's four warpgroups can have in all."""
+TILE_DIMS = (32, 64, 96, 128, 160, 192, 256)
+"""Sizes of D and E that kernels are compiled for; others are padded by TMA, which fills with zeros."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +63,8 @@ class Registers:
 
     def __post_init__(self):
         total = 2 * self.softmax + self.correction + self.other
-        if total > 512:
-            raise ValueError(f"registers: two softmax, a correction and the other warpgroup take {total} of 512")
+        if total > REGISTERS:
+            raise ValueError(f"registers: two softmax, a correction and the other warpgroup take {total} of {REGISTERS}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +72,7 @@ class ForwardPlan:
     """How a forward pass runs on sm_100a.
 
     Attributes:
-      head_dim, value_head_dim: D and E, padded to multiples of 16 (TMA fills the rest with zeros).
+      head_dim, value_head_dim: D and E, padded (see TILE_DIMS).
       itemsize: bytes of an input element.
       q_tiles: query tiles of 128 rows a CTA works on at once, 2 or 1.
       kv_stages: tiles in the ring that K and V share.
@@ -75,7 +83,8 @@ class ForwardPlan:
       rescale_threshold_log2: the running maximum moves only when it grew by more than this, in powers of two; O then
         needs no rescaling otherwise. Sums and O stay exact, P stays below 2**threshold.
       packed_heads: query heads of one KV head whose rows share a tile (GQA packing); 1 without packing.
-      longest_first: query tiles are scheduled from the last to the first.
+      longest_first: query tiles are scheduled from the last to the first, in sections of heads whose K and V take
+        `l2_bytes` (of 126 MB).
     """
 
     arch: str
@@ -90,7 +99,7 @@ class ForwardPlan:
     rescale_threshold_log2: float = 8.0
     packed_heads: int = 1
     longest_first: bool = False
-    l2_bytes: int = 64 * 2**20
+    l2_bytes: int = 48 * 2**20
     registers: Registers = Registers()
     warps: Warps = Warps()
 
@@ -128,3 +137,35 @@ class ForwardPlan:
         ):
             if need > have:
                 raise ValueError(f"{what}: the plan needs {need}, an SM has {have}: {self}")
+
+
+def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
+    """The plan for a spec on `arch` for a `plan.SizeClass`. Raises `Unsupported`."""
+    check(spec)
+    head_dim, value_head_dim = _padded(spec.head_dim), _padded(spec.value_head_dim)
+    bounded = _bounded(spec.mask)
+    q_tiles = 2 if value_head_dim <= 128 else 1
+    packed_heads = spec.group if size.name == "FEW_TILES" and BLOCK_Q % spec.group == 0 else 1
+    common = dict(
+        arch=arch,
+        head_dim=head_dim,
+        value_head_dim=value_head_dim,
+        q_tiles=q_tiles,
+        o_over_q=not spec.float32_out and max(head_dim, value_head_dim) > 128,
+        float32_out=spec.float32_out,
+        exp2_on_fma=(0, 0, 0, 0) if q_tiles == 1 else (4, 4, 0, 0) if bounded else (4, 4, 4, 0),
+        packed_heads=packed_heads,
+        longest_first=bounded,
+    )
+    smallest = ForwardPlan(kv_stages=2, **common)
+    spare = SMEM_BYTES - smallest.smem_bytes
+    return dataclasses.replace(smallest, kv_stages=min(2 + spare // smallest.kv_stage_bytes, MAX_STAGES))
+
+
+def _padded(dim: int) -> int:
+    return next(size for size in TILE_DIMS if size >= dim)
+
+
+def _bounded(mask: masks.Mask) -> bool:
+    """Whether query tiles differ in length by their place in the sequence."""
+    return any(isinstance(part, masks.Causal | masks.Window) for part in mask.parts)

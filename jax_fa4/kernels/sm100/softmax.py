@@ -1,7 +1,7 @@
 """The softmax role: two warpgroups turn S into P; a thread owns a row.
 
-Everything about O is left to the correction role: a step mails it the factor by which O shrinks, and the row's sum and
-maximum at the end.
+Everything about O is left to the correction role: a step mails it the factor by which O shrinks, the end of a tile the
+factor that normalises it. LSE is written here.
 """
 
 import dataclasses
@@ -9,11 +9,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
+from jax_fa4 import masks
 from jax_fa4.kernels.common import mask, sequence
-from jax_fa4.kernels.common.softmax import LOG2_E, NEG_INF, RowFragment, exp2
+from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, RowFragment, exp2
 from jax_fa4.kernels.sm100.context import (
     SCALE_BARRIER,
     Context,
@@ -21,6 +22,7 @@ from jax_fa4.kernels.sm100.context import (
     finish_tmem_stores,
     query_of,
     scores,
+    tmem_fence,
 )
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS
 
@@ -67,8 +69,9 @@ def run(context: Context):
 
 @cute.jit
 def _tiles(context: Context, tile, row, warp):
-    shared, barriers, work_list = context.shared, context.barriers, context.work
-    turn, sum_phase = Int32(0), Int32(1)
+    barriers, work_list = context.barriers, context.work
+    s_inverse, g_lse = context.shared.inverse, context.memory.lse
+    turn, inverse_phase = Int32(0), Int32(1)
     number = cute.arch.block_idx()[0]
     while number < work_list.count:
         work = work_list.at(number)
@@ -87,12 +90,38 @@ def _tiles(context: Context, tile, row, warp):
             for i in cutlass.range(blocks.full_start - blocks.start, unroll=1):
                 row_max, row_sum = _step(context, place, turn, blocks.full_start - 1 - i, (row_max, row_sum), True)
                 turn += 1
-        barriers.sum_empty.wait(tile, sum_phase)
-        shared.row_sum[tile, row] = row_sum
-        shared.row_max[tile, row] = row_max
-        arrive_warp(barriers.sum_full, tile)
-        sum_phase ^= 1
+        inverse, lse = _finish(context, place, row_max, row_sum)
+        barriers.inverse_empty.wait(tile, inverse_phase)
+        s_inverse[tile, row] = inverse
+        arrive_warp(barriers.inverse_full, tile)
+        inverse_phase ^= 1
+        if q_row < g_lse.shape[0]:
+            g_lse[q_row, head, work.batch] = lse
         number += cute.arch.grid_dim()[0]
+
+
+def _finish(context: Context, place: _Row, row_max, total) -> tuple[Float32, Float32]:
+    """(factor that normalises O, LSE) of a row; the sink joins the denominator.
+
+    A row without keys, or past the end, gives (0, -inf); with a sink (0, sink).
+    """
+    spec = context.spec
+    empty = (row_max == NEG_INF) | (place.q_row >= place.work.geometry.q_length)
+    total = Float32(cutlass.select_(empty, Float32(0.0), total))
+    top = Float32(cutlass.select_(empty, Float32(NEG_INF), row_max * (1.0 if spec.score_mods else spec.scale)))
+    weight = Float32(1.0)
+    if spec.sink:
+        sink = context.work.g.sinks[place.head]
+        largest = cute.arch.fmax(top, sink)
+        largest = Float32(cutlass.select_(largest == NEG_INF, Float32(0.0), largest))
+        weight = exp2((top - largest) * LOG2_E)
+        total = total * weight + exp2((sink - largest) * LOG2_E)
+        top = largest
+    nothing = total == 0.0
+    safe = Float32(cutlass.select_(nothing, Float32(1.0), total))
+    inverse = cutlass.select_(nothing, Float32(0.0), weight * cute.arch.rcp_approx(safe))
+    lse = cutlass.select_(nothing, Float32(NEG_INF), top + cute.math.log2(safe, fastmath=True) * LN_2)
+    return Float32(inverse), Float32(lse)
 
 
 @cute.jit
@@ -106,6 +135,7 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     load, store, t_scores, t_probabilities = _views(context, slot, place.row)
 
     barriers.score_full.wait(slot, phase)
+    tmem_fence("after")
     r_scores = cute.make_rmem_tensor(load.partition_D(_coordinates(BLOCK_K)).shape, Float32)
     cute.copy(load, t_scores, r_scores)
     values = cute.make_tensor(r_scores.iterator, cute.make_layout((1, BLOCK_K)))
@@ -165,9 +195,33 @@ def _modify(context: Context, place: _Row, block, values, masked: bool) -> float
     if spec.score_mods:
         operands = sequence.operands(context.work.g, "score_operands", sequence.score_functions(spec))
         mask.apply_scores(spec.score_mods, spec.scale, fragment, where, work.geometry, operands)
-    if masked:
+    if masked and masks.is_interval(spec.mask):
+        ((low, high),) = place.mask.intervals
+        _keep(values, low - where.key if context.work.masks_left else None, high - where.key)
+    elif masked:
         place.mask.apply(fragment, where, work.geometry)
     return LOG2_E * (1.0 if spec.score_mods else spec.scale)
+
+
+def _keep(values, low: Int32 | None, high: Int32) -> None:
+    """Sets the values outside [low, high) to -inf, by a bit for each value: a word moves to many predicates at once."""
+    for part in range(_PARTS):
+        word = _bits_below(high - part * _PART)
+        if low is not None:
+            word = word & ~_bits_below(low - part * _PART)
+        for i in range(_PART):
+            column = part * _PART + i
+            kept = (word & (1 << i)) != 0
+            values[0, column] = Float32(cutlass.select_(kept, values[0, column], Float32(NEG_INF)))
+
+
+def _bits_below(count: Int32) -> Uint32:
+    """A word with its lowest `count` bits set: none if negative, all from 32 on (shl gives 0 there)."""
+    return cute.arch.inline_ptx(
+        "shl.b32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint32],
+        read_only_args=[Uint32(1), Uint32(cutlass.max(count, Int32(0)))],
+    ) - Uint32(1)
 
 
 def _maximum(values) -> Float32:
