@@ -5,7 +5,6 @@ import pytest
 from emu import operands as op
 from emu import units
 
-
 # ---- allocation ------------------------------------------------------------------------------------------------------
 
 def test_allocation():

@@ -48,8 +48,8 @@ def box_elements(tensor: np.ndarray, coordinate, box, outside) -> np.ndarray:
     """The box of a C-ordered tensor (coordinate and box innermost first), out-of-bounds elements replaced."""
     out = np.full(box[::-1], outside, tensor.dtype)
     for index in np.ndindex(*out.shape):
-        at = [c + i for c, i in zip(coordinate[::-1], index)]
-        if all(0 <= a < n for a, n in zip(at, tensor.shape)):
+        at = [c + i for c, i in zip(coordinate[::-1], index, strict=False)]
+        if all(0 <= a < n for a, n in zip(at, tensor.shape, strict=False)):
             out[index] = tensor[tuple(at)]
     return out
 
@@ -89,8 +89,8 @@ def test_tile_load_and_store(dtype, shape, box, swizzle, coordinate, fill_nan):
     before = tensor.copy()
     units.tile(words, coordinate, start, shared, store=True)
     for index in np.ndindex(*box[::-1]):
-        at = tuple(c + i for c, i in zip(coordinate[::-1], index))
-        if all(0 <= a < n for a, n in zip(at, shape)):
+        at = tuple(c + i for c, i in zip(coordinate[::-1], index, strict=False))
+        if all(0 <= a < n for a, n in zip(at, shape, strict=False)):
             before[at] = values.reshape(box[::-1])[index]
     np.testing.assert_array_equal(tensor, before)
 
