@@ -41,7 +41,6 @@ class Operands:
     dk_q: Any
     dq_ds: Any
     dq_k: Any
-    scores: cute.Tensor
     dk: cute.Tensor
     dv: cute.Tensor
 
@@ -64,7 +63,6 @@ class Operands:
             dp_v=left(scores, shared.v), dp_do=right(scores, shared.do),
             dv_do=right(dv, transposed(shared.do)), dk_q=right(dk, transposed(shared.q)),
             dq_ds=left(dq, transposed(shared.ds)), dq_k=right(dq, transposed(shared.k)),
-            scores=accumulator(scores, p.block_k, p.block_q),
             dk=accumulator(dk, p.block_k, p.tile_d), dv=accumulator(dv, p.block_k, p.tile_e),
         )
 
@@ -83,28 +81,37 @@ class Consumer:
         in_group = thread % 128
         self.quad_lane = in_group % 4
         self.key = self.warpgroup * 64 + in_group // 32 * 16 + in_group % 32 // 4
+        self.first_column = lambda accumulator: 0
         self.ds_copy = cute.make_tiled_copy_C(
             cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), kernel.dtype), products.scores
         ).get_slice(thread)
         self.ds_target = self.ds_copy.partition_D(shared.ds)
 
 
-def statistics(consumer, tensor: cute.Tensor, stage: Int32) -> cute.Tensor:
-    """LSE or delta of this thread's query columns: (2, block_q / 8)."""
-    rows = consumer.plan.block_q
-    columns = cute.make_tensor(
-        tensor.iterator + (stage * rows + 2 * consumer.quad_lane), cute.make_layout((2, rows // 8), stride=(1, 8))
-    )
-    values = cute.make_rmem_tensor((2, rows // 8), Float32)
-    cute.autovec_copy(columns, values)
-    return values
+class Statistics:
+    """LSE or delta of this thread's query columns, read from shared memory where they are first used."""
+
+    def __init__(self, consumer, tensor: cute.Tensor, stage: Int32):
+        rows = consumer.plan.block_q
+        self.pairs = cute.make_tensor(
+            tensor.iterator + (stage * rows + 2 * consumer.quad_lane),
+            cute.make_layout((2, rows // 8), stride=(1, 8)),
+        )
+        self.read = {}
+
+    def __getitem__(self, slot: int) -> Float32:
+        pair = slot // 2
+        if pair not in self.read:
+            self.read[pair] = cute.make_rmem_tensor((2,), Float32)
+            cute.autovec_copy(self.pairs[None, pair], self.read[pair])
+        return self.read[pair][slot % 2]
 
 
-def scores_fragment(consumer, block: Int32, head: Int32, tile) -> backward.Fragment:
+def scores_fragment(consumer, scores: cute.Tensor, block: Int32, head: Int32, tile) -> backward.Fragment:
     """Which scores this thread's accumulator ((2, 2, block_q / 8), 1, 1) holds: two keys, a quarter of the queries."""
     plan = consumer.plan
     return backward.Fragment(
-        consumer.operands.scores, lambda i: (i % 2 + 2 * (i // 4), i // 2 % 2),
+        scores, lambda i: (i % 2 + 2 * (i // 4), i // 2 % 2),
         query=block * plan.block_q + 2 * consumer.quad_lane, key=tile.block * plan.block_k + consumer.key,
         query_steps=[8 * group + pair for group in range(plan.block_q // 8) for pair in range(2)],
         key_steps=(0, 8), batch=tile.batch, head=head,
@@ -140,7 +147,6 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         steps = schedule.steps(kernel, g, dims, tile)
         count = steps.count(group)
         clear(consumer)
-        cute.arch.barrier(barrier_id=Barrier.DS_EMPTY, number_of_threads=128 * plan.consumers + 32)
         if count > 0:
             block, head = steps.start, tile.head * group
             begin(consumer, tiles_done)
@@ -164,25 +170,27 @@ def step(consumer, steps, tile, block, head, number, first: cutlass.Constexpr[bo
     )
     q, do, ds_buffer = buffer(number, plan.q_stages), buffer(number, plan.do_stages), buffer(number, plan.ds_stages)
     before = buffer(number - 1, plan.ds_stages)
-    fragment = scores_fragment(consumer, block, head, tile)
+    # Fresh registers every step: a product takes its accumulator's old values as input, also where it ignores them.
+    scores = cute.make_rmem_tensor(products.scores.partition_shape_C((plan.block_k, plan.block_q)), Float32)
+    dp = cute.make_rmem_tensor(scores.shape, Float32)
+    fragment = scores_fragment(consumer, scores, block, head, tile)
     if cutlass.const_expr(first):
         take_turn(consumer)
     pipes.q.consumer_wait(q)
-    multiply(products.scores, o.scores, o.scores_k, o.scores_q[None, None, None, q.index], False)
+    multiply(products.scores, scores, o.scores_k, o.scores_q[None, None, None, q.index], False)
     pipes.do.consumer_wait(do)
-    dp = cute.make_rmem_tensor(o.scores.shape, Float32)
     multiply(products.scores, dp, o.dp_v, o.dp_do[None, None, None, do.index], False)
 
     warpgroup.wait_group(1)
     slopes = backward.apply_score_mods(kernel.spec, fragment, steps.geometry, consumer.g)
     if steps.masked(block):
         backward.apply_mask(kernel.spec, fragment, steps.geometry, consumer.g)
-    backward.probabilities(fragment, statistics(consumer, consumer.shared.lse, q.index), kernel.scale_log2)
-    p = cute.make_rmem_tensor(o.scores.shape, kernel.dtype)
-    softmax.convert_pairs(o.scores, p)
+    backward.probabilities(fragment, Statistics(consumer, consumer.shared.lse, q.index), kernel.scale_log2)
     warpgroup.wait_group(0)
-    backward.score_gradients(fragment, dp, statistics(consumer, consumer.shared.delta, do.index), slopes)
-    ds = cute.make_rmem_tensor(o.scores.shape, kernel.dtype)
+    backward.score_gradients(fragment, dp, Statistics(consumer, consumer.shared.delta, do.index), slopes)
+    p = cute.make_rmem_tensor(scores.shape, kernel.dtype)
+    softmax.convert_pairs(scores, p)
+    ds = cute.make_rmem_tensor(scores.shape, kernel.dtype)
     softmax.convert_pairs(dp, ds)
 
     multiply(products.dv, o.dv, as_left_operand(p), o.dv_do[None, None, None, do.index], True)
@@ -192,6 +200,8 @@ def step(consumer, steps, tile, block, head, number, first: cutlass.Constexpr[bo
         pipes.ds.consumer_wait(before)  # the others have read this buffer's last contents
     cute.copy(consumer.ds_copy, consumer.ds_copy.retile(ds), consumer.ds_target[None, None, None, ds_buffer.index])
     cute.arch.fence_view_async_shared()
+    if cutlass.const_expr(plan.block_q > 64):
+        warpgroup.wait_group(0)  # registers do not suffice to have both products in flight
     multiply(products.dk, o.dk, as_left_operand(ds), o.dk_q[None, None, None, q.index], True)
     if cutlass.const_expr(first):
         warpgroup.wait_group(1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.nvgpu import warp
+from cutlass import Boolean, Int32, Int64, Uint32
 
-from jax_fa4.kernels.common import softmax
+from jax_fa4.kernels.common import copies, softmax
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier
 
 WARPGROUP_AND_WARP = 128 + 32
@@ -23,49 +23,49 @@ def stage_dq(consumer, dq: cute.Tensor):
     cute.arch.barrier_arrive(barrier_id=Barrier.DQ_FULL + group, number_of_threads=WARPGROUP_AND_WARP)
 
 
-@cute.jit
-def run(consumer, tile):
-    """Writes dV and dK of this warpgroup's 64 keys; dK gets the scale of the scores."""
-    o, plan, kernel, shared = consumer.operands, consumer.plan, consumer.kernel, consumer.shared
-    for i in cutlass.range_constexpr(cute.size(o.dk)):
-        o.dk[i] = o.dk[i] * kernel.spec.scale
-    if cutlass.const_expr(kernel.stage_outputs):
-        everyone = 128 * plan.consumers
-        cute.arch.barrier(barrier_id=Barrier.CONSUMERS, number_of_threads=everyone)  # dS has been read by all
-        _stage(consumer, o.dv, consumer.products.dv, shared.dv)
-        cute.arch.barrier_arrive(barrier_id=Barrier.DV_FULL, number_of_threads=everyone + 32)
-        group = consumer.warpgroup
-        cute.arch.barrier(barrier_id=Barrier.DQ_EMPTY + group, number_of_threads=WARPGROUP_AND_WARP)
-        # dK lies over all of dQ's memory, in rows of the tile, not by warpgroup
-        cute.arch.barrier(barrier_id=Barrier.CONSUMERS, number_of_threads=everyone)
-        _stage(consumer, o.dk, consumer.products.dk, shared.dk)
-        cute.arch.barrier_arrive(barrier_id=Barrier.DQ_FULL + group, number_of_threads=WARPGROUP_AND_WARP)
-    else:
-        _write(consumer, o.dv, consumer.g.dv, tile)
-        _write(consumer, o.dk, consumer.g.dk, tile)
+def run(consumer, tile) -> None:
+    """Writes dV and dK of this thread's keys; dK gets the scale of the scores.
+
+    Rows leave straight from registers, so the next tile's loads never wait for this tile's stores.
+    """
+    write(consumer, consumer.operands.dv, consumer.g.dv, tile, 1.0)
+    write(consumer, consumer.operands.dk, consumer.g.dk, tile, consumer.spec.scale)
 
 
-def _stage(consumer, accumulator, product, target) -> None:
-    """Rounds an accumulator of (keys, columns) into its tile in shared memory."""
-    rounded = cute.make_rmem_tensor(accumulator.shape, consumer.kernel.dtype)
-    softmax.convert_pairs(accumulator, rounded)
-    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), consumer.kernel.dtype)
-    copy = cute.make_tiled_copy_C(atom, product).get_slice(consumer.thread)
-    cute.copy(copy, copy.retile(rounded), copy.partition_D(target))
-    cute.arch.fence_view_async_shared()
+def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
+    """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns].
+
+    The accumulator begins at column `consumer.first_column(...)` of the output.
+    """
+    columns, first = output.shape[3], consumer.first_column(accumulator)
+    groups = cute.size(accumulator) // 4
+    for row in range(2):
+        key = tile.block * consumer.plan.block_k + consumer.key + 8 * row
+        exists = Boolean(key < output.shape[1])
+        element = ((Int64(tile.batch) * output.shape[1] + key) * output.shape[2] + tile.head) * columns + first
+        address = output.iterator.toint() + element * (output.element_type.width // 8)
+        values = [accumulator[4 * i + 2 * row + pair] * scale for i in range(groups) for pair in range(2)]
+        store = _store_float32 if output.element_type.width == 32 else _store_16bit
+        store(address, values, consumer.quad_lane, exists, columns - first, output.element_type)
 
 
-@cute.jit
-def _write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile):
-    """Writes float32 results from registers: neighbouring lanes hold 32 consecutive bytes of a row."""
-    columns = output.shape[3]
-    for row_step in cutlass.range_constexpr(2):
-        key = tile.block * consumer.plan.block_k + consumer.key + 8 * row_step
-        if key < output.shape[1]:
-            row = output[tile.batch, key, tile.head, None]
-            for i in cutlass.range_constexpr(-(-columns // 8)):
-                pair = cute.make_tensor(
-                    row.iterator + (8 * i + 2 * consumer.quad_lane), cute.make_layout((2,))
-                )
-                source = cute.make_tensor(accumulator.iterator + (4 * i + 2 * row_step), cute.make_layout((2,)))
-                cute.autovec_copy(source, pair)
+def _store_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:
+    """Two neighbouring values a lane: four lanes fill a 32-byte sector."""
+    for i in range(len(values) // 2):
+        inside = exists & (8 * i < columns)
+        words = [value.bitcast(Uint32) for value in values[2 * i : 2 * i + 2]]
+        copies.store_words(address + 32 * i + quad * 8, words, inside)
+
+
+def _store_16bit(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:
+    """Per 32 columns four words a lane, transposed over the quad: lane i then holds columns 8i to 8i + 7 of them."""
+    source = cute.make_rmem_tensor((len(values),), cutlass.Float32)
+    for i, value in enumerate(values):
+        source[i] = value
+    rounded = cute.make_rmem_tensor((len(values),), dtype)
+    softmax.convert_pairs(source, rounded)
+    words = cute.recast_tensor(rounded, Uint32)
+    for block in range(len(values) // 8):
+        mine = copies.transpose_quad([words[4 * block + j] for j in range(4)], quad)
+        start = 32 * block + quad * 8
+        copies.store_words(address + start * 2, mine, exists & (start < columns))

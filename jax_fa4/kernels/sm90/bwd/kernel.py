@@ -1,7 +1,7 @@
 """Backward attention for Hopper: what is launched, and which warp plays which role.
 
 A block owns a tile of keys and loops over the blocks of queries that see it (`schedule`). One warp loads (`load`), one
-adds dQ to a float32 accumulator in global memory and writes results (`store`), and each consumer warpgroup owns 64 keys
+adds dQ to a float32 accumulator in global memory (`store`), and each consumer warpgroup owns 64 keys
 (`consumer`), whose dK and dV stay in its registers. Two small kernels go before and after (`prepare`, `finish`).
 Recomputing P from LSE and the five products are those of FlashAttention-2 (Dao, 2023); keys as rows of the scores, so
 that P and dS need not pass through shared memory for dV and dK, and the bulk reduction of dQ are FlashAttention-3's
@@ -47,16 +47,6 @@ class Loads:
     delta: cute.Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class Stores:
-    """TMA atoms and coordinate tensors: dk (T, D, K, B), dv (T, E, K, B)."""
-
-    dk_atom: cute.CopyAtom
-    dk: cute.Tensor
-    dv_atom: cute.CopyAtom
-    dv: cute.Tensor
-
-
 class Backward:
     """The kernel for one spec and plan; see `kernels.common.entry` for the calling convention."""
 
@@ -73,8 +63,6 @@ class Backward:
         )
         if spec.deterministic:
             self.buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
-        # dK and dV leave by way of shared memory and TMA, or, in float32, straight from registers.
-        self.stage_outputs = not spec.float32_out
         # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
         self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
 
@@ -89,7 +77,7 @@ class Backward:
         )
         key_schedule = schedule.key_schedule(plan, spec, dims)
         blocks = cutlass.min(dims.sm_count, key_schedule.count) if plan.persistent else key_schedule.count
-        self.main(self.loads(g), self.stores(g), products, copy.copy(g), dims, key_schedule).launch(
+        self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
             grid=(blocks, 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
         )
         finish(products.dq, g.dq_accumulator, g.dq, plan, spec.scale).launch(
@@ -109,23 +97,8 @@ class Backward:
             copies.permuted(g.lse_log2, 2, 1, 0), copies.permuted(g.delta_rows, 2, 1, 0),
         )  # fmt: skip
 
-    def stores(self, g) -> Stores | None:
-        if not self.stage_outputs:
-            return None
-        plan = self.plan
-
-        def atom(tensor, columns):
-            layout = rows_layout(self.dtype, plan.block_k, columns)
-            matrix = copies.permuted(tensor, 1, 3, 2, 0)
-            info = cpasync.make_tiled_tma_atom(
-                cpasync.CopyBulkTensorTileS2GOp(), matrix, layout, (plan.block_k, columns)
-            )
-            return info[0], info[1]
-
-        return Stores(*atom(g.dk, plan.tile_d), *atom(g.dv, plan.tile_e))
-
     @cute.kernel
-    def main(self, loads: Loads, stores: Stores, products: Products, g, dims, key_schedule):
+    def main(self, loads: Loads, products: Products, g, dims, key_schedule):
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0:
@@ -140,7 +113,7 @@ class Backward:
             if warp == 0:
                 load.run(self, loads, shared, pipes, g, dims, key_schedule)
             if warp == 1:
-                store.run(self, stores, shared, g, dims, key_schedule)
+                store.run(self, shared, g, dims, key_schedule)
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             consumer.run(self, products, shared, pipes, g, dims, key_schedule)

@@ -79,7 +79,7 @@ def as_left_operand(fragment: cute.Tensor) -> cute.Tensor:
 
 @dataclass(frozen=True)
 class Shared:
-    """Tiles in shared memory. `ds` is (key, query); `dv` lies over `ds` and `dk` over `dq` when a key tile is done."""
+    """Tiles in shared memory. `ds` is (key, query, stage), `dq` (4, thread, vector, consumer) in accumulator order."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -89,8 +89,6 @@ class Shared:
     dq: cute.Tensor
     lse: cute.Tensor
     delta: cute.Tensor
-    dk: cute.Tensor
-    dv: cute.Tensor
 
     @classmethod
     def allocate(cls, dtype, plan: BackwardPlan) -> "Shared":
@@ -99,11 +97,6 @@ class Shared:
         def tile(rows, columns, stages=None):
             layout = rows_layout(dtype, rows, columns, stages)
             return memory.allocate_tensor(dtype, layout.outer, 1024, layout.inner)
-
-        def over(tensor, columns):
-            layout = rows_layout(dtype, plan.block_k, columns)
-            pointer = cute.recast_ptr(tensor.iterator, layout.inner, dtype=dtype)
-            return cute.make_tensor(pointer, layout.outer)
 
         p = plan
         ds = tile(p.block_k, p.block_q, p.ds_stages)
@@ -115,5 +108,4 @@ class Shared:
             do=tile(p.block_q, p.tile_e, p.do_stages), ds=ds, dq=dq,
             lse=memory.allocate_tensor(Float32, cute.make_layout((p.block_q, p.q_stages)), 128),
             delta=memory.allocate_tensor(Float32, cute.make_layout((p.block_q, p.do_stages)), 128),
-            dk=over(dq, p.tile_d), dv=over(ds, p.tile_e),
         )

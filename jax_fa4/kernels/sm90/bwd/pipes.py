@@ -19,9 +19,6 @@ STATISTIC_BYTES = 4
 class Barrier(enum.IntEnum):
     """Named barriers. Those with a number per warpgroup take that many ids."""
 
-    CONSUMERS = 1  # all consumers
-    DS_EMPTY = 2  # store warp -> consumers: dV of the last tile has left the memory of dS
-    DV_FULL = 3  # consumers -> store warp
     DQ_FULL = 4  # per consumer warpgroup: consumer -> store warp
     DQ_EMPTY = 8  # per consumer warpgroup: store warp -> consumer
     TURN = 12  # per consumer warpgroup: to the next one

@@ -41,8 +41,6 @@ class BackwardPlan:
     def __post_init__(self) -> None:
         if self.shared_bytes > SHARED_BYTES:
             raise ValueError(f"{self} needs {self.shared_bytes} bytes of shared memory, allowed are {SHARED_BYTES}")
-        if self.epilogue_bytes > self.staging_bytes:
-            raise ValueError(f"{self} stages {self.epilogue_bytes} bytes of dK and dV in {self.staging_bytes}")
 
     @property
     def consumers(self) -> int:
@@ -62,15 +60,6 @@ class BackwardPlan:
     def dq_floats(self) -> int:
         """Elements of one tile of the dQ accumulator."""
         return self.block_q * self.tile_d
-
-    @property
-    def staging_bytes(self) -> int:
-        """The smaller of the two buffers through which dV and dK leave: those of dS and of dQ."""
-        return min(self.ds_stages * self.block_q * self.block_k * 2, self.dq_floats * 4)
-
-    @property
-    def epilogue_bytes(self) -> int:
-        return 2 * self.block_k * max(self.tile_d, self.tile_e)
 
     @property
     def shared_bytes(self) -> int:

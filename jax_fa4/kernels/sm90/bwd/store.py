@@ -1,13 +1,11 @@
-"""The store warp: adds each step's dQ to the accumulator in global memory, and writes dK and dV of finished tiles."""
+"""The store warp: adds each step's dQ to the accumulator in global memory."""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import copies
 from jax_fa4.kernels.sm90.bwd import schedule, semaphore
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier
 
@@ -23,7 +21,7 @@ def _reduce_add(source: cute.Pointer, target: cute.Pointer, size_bytes: int) -> 
 
 
 @cute.jit
-def run(kernel, stores, shared, g, dims, key_schedule):
+def run(kernel, shared, g, dims, key_schedule):
     """All tiles of this block. Every lane commits and waits, so that bulk groups count the same in each."""
     plan, spec = kernel.plan, kernel.spec
     lane, parts = cute.arch.lane_idx(), plan.consumers
@@ -32,8 +30,6 @@ def run(kernel, stores, shared, g, dims, key_schedule):
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
         steps = schedule.steps(kernel, g, dims, tile)
-        cute.arch.cp_async_bulk_wait_group(parts, read=True)  # dV of the last tile; dK's groups are newer
-        cute.arch.barrier_arrive(barrier_id=Barrier.DS_EMPTY, number_of_threads=128 * parts + 32)
         block, head, last = steps.start, tile.head * spec.group, tile.block
         for _ in cutlass.range(steps.count(spec.group), unroll=1):
             for part in cutlass.range_constexpr(parts):
@@ -53,8 +49,6 @@ def run(kernel, stores, shared, g, dims, key_schedule):
             if cutlass.const_expr(spec.deterministic):
                 semaphore.release(_address(g.dq_counter, tile.batch, head, block))
             block, head = steps.following(block, head)
-        if cutlass.const_expr(kernel.stage_outputs):
-            _store_outputs(plan, stores, shared, tile)
         number += cute.arch.grid_dim()[0]
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
@@ -62,27 +56,3 @@ def run(kernel, stores, shared, g, dims, key_schedule):
 def _address(tensor: cute.Tensor, *index) -> cute.Pointer:
     """Where an element of a global tensor lies."""
     return tensor.iterator + cute.crd2idx(index, tensor.layout)
-
-
-@cute.jit
-def _store_outputs(plan, stores, shared, tile):
-    """Writes dV, then dK, when the consumers have put them into shared memory."""
-    cute.arch.barrier(barrier_id=Barrier.DV_FULL, number_of_threads=128 * plan.consumers + 32)
-    _store(stores.dv_atom, stores.dv, shared.dv, tile)
-    cute.arch.cp_async_bulk_commit_group()
-    cute.arch.cp_async_bulk_wait_group(1, read=True)  # all but dV: the memory of dQ is free for dK
-    for part in cutlass.range_constexpr(plan.consumers):
-        cute.arch.barrier_arrive(barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP)
-    for part in cutlass.range_constexpr(plan.consumers):
-        cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
-    _store(stores.dk_atom, stores.dk, shared.dk, tile)
-    for _ in cutlass.range_constexpr(plan.consumers):  # as many groups as a step of dQ has
-        cute.arch.cp_async_bulk_commit_group()
-
-
-def _store(atom, matrix, source, tile) -> None:
-    """One tile of dK or dV; rows past the last key are left out by TMA."""
-    rows, columns = (cute.size(mode) for mode in source.shape)
-    target = cute.local_tile(matrix[None, None, tile.head, tile.batch], (rows, columns), (tile.block, 0))
-    shared, target = copies.tma_partition(atom, source, target)
-    cute.copy(atom, shared, target)
