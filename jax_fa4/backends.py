@@ -17,7 +17,7 @@ from .spec import AttentionSpec
 from .vjp import Backward, Forward, Rule
 
 BACKENDS = ("cuda", "xla", "emulate:sm_90a", "emulate:sm_100a")
-"""Names that `attention(backend=...)` takes beside "auto", in the order in which auto prefers them (emulators never)."""
+"""What `attention(backend=...)` takes beside "auto", in the order in which auto prefers them (it never emulates)."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _active(spec: AttentionSpec, operands: Operands, blocks: Blocks) -> jax.Arra
             for ids, count in ((operands.q_segment_ids, blocks.count_q), (operands.kv_segment_ids, blocks.count_k)))
         meet = ((q_low[:, i] <= k_high[:, j]) & (k_low[:, j] <= q_high[:, i]))[:, None, None]
         needed = meet if needed is None else needed & meet
-    return None if needed is None else jnp.broadcast_to(needed, (*needed.shape[:3], len(i))).any(axis=(0, 1, 2))
+    return None if needed is None else needed.reshape(-1, len(i)).any(axis=0)
 
 
 def _scan(step: Callable, carry: Any, blocks: Blocks, active: jax.Array | None) -> Any:

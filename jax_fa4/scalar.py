@@ -26,14 +26,21 @@ class ScalarFunction:
       jaxpr: a ClosedJaxpr without constants. Its inputs are scalars (an optional floating `score`, then int32 b, h, q,
         k), then `operand_count` arrays of any shape. Its one output is a scalar.
       operand_count: how many arrays it reads.
+      explicit_count: how many of them the callable takes as arguments; the rest it captured.
+      source: the callable, for scores of another dtype than it was traced for (the float64 oracle).
     """
 
     text: str
     jaxpr: Any = field(compare=False, repr=False)
-    operand_count: int = 0
+    operand_count: int
+    explicit_count: int = field(compare=False, repr=False)
+    source: Callable = field(compare=False, repr=False)
 
     def __call__(self, *args: Any) -> jax.Array:
-        """Evaluates the jaxpr on scalars and operands; traceable and differentiable by JAX."""
+        """Evaluates the function on scalars and operands; traceable and differentiable by JAX."""
+        if args[0].dtype != self.jaxpr.in_avals[0].dtype:
+            explicit = len(self.jaxpr.in_avals) - self.operand_count + self.explicit_count
+            return jnp.asarray(self.source(*args[:explicit])).astype(args[0].dtype)
         (result,) = jax.core.eval_jaxpr(self.jaxpr.jaxpr, self.jaxpr.consts, *args)
         return result
 
@@ -123,4 +130,4 @@ def trace(
     arrays += tuple(jnp.asarray(c) for c in closed.consts)
     lifted_jaxpr = jax.make_jaxpr(lifted)(*scalar, *indices, *arrays)
     text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", str(lifted_jaxpr.jaxpr)).split())
-    return ScalarFunction(text, lifted_jaxpr, len(arrays)), arrays
+    return ScalarFunction(text, lifted_jaxpr, len(arrays), len(operands), function), arrays
