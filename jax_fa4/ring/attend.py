@@ -1,16 +1,72 @@
-"""Ring attention on one device's arrays, with its own backward ring."""
+"""Ring attention on one device's arrays, and its backward: a ring of its own."""
 
 import dataclasses
-import functools
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
+from .. import backends, vjp
+from ..blockwise import Gradients
 from ..operands import Operands
 from ..spec import AttentionSpec
-from .local import Block, Call, Ring
+from .local import Block, Call, Ring, depends_on_position
 from .merge import with_sink
 from .sweep import sweep
+
+
+def attend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) -> tuple[jax.Array, jax.Array]:
+    """Differentiable attention of this device's rows over the keys of all devices (inside shard_map).
+
+    Args:
+      ring: the ring.
+      spec: of the whole attention.
+      operands: this device's arrays; lengths and positions speak of the whole sequence.
+      backend: name of the backend that runs each step.
+
+    Returns:
+      o [B, S, H, E] of `spec.out_dtype` and LSE [B, H, S].
+    """
+    partial = dataclasses.replace(spec, sink=False, float32_out=True, positions=depends_on_position(spec))
+    step = backends.resolve(backend, partial, operands)
+    plain = backends.XLA if step.plain_forward is not None else None
+    rule = vjp.Rule(
+        spec,
+        Backward(ring, step),
+        plain_forward=plain and Forward(ring, plain),
+        plain_backward=plain and Backward(ring, plain),
+        name=backend,
+    )
+    return vjp.attend(rule, Forward(ring, step), operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """A backend's forward that runs a ring of another backend's calls."""
+
+    ring: Ring
+    step: backends.Backend
+
+    def __call__(self, spec: AttentionSpec, operands: Operands) -> tuple[jax.Array, jax.Array]:
+        call = Call(self.ring, spec, operands, self.step)
+        (o, lse), _ = sweep(self.ring.levels, _own_block(operands), None, call.forward)
+        if operands.sinks is not None:
+            o, lse = with_sink((o, lse), operands.sinks)
+        return o.astype(spec.out_dtype), lse
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """The same for backward: dK and dV ride behind their block and come home, dQ stays."""
+
+    ring: Ring
+    step: backends.Backend
+
+    def __call__(
+        self, spec: AttentionSpec, operands: Operands, lse: jax.Array, delta: jax.Array, do: jax.Array
+    ) -> Gradients:
+        visit = Call(self.ring, spec, operands, self.step).backward(lse, delta, do)
+        (dq, dscore_operands), (dk, dv) = sweep(self.ring.levels, _own_block(operands), None, visit)
+        return Gradients(dq, dk, dv, None, dscore_operands)
+
+
+def _own_block(operands: Operands) -> Block:
+    return Block(operands.k, operands.v, operands.kv_segment_ids)

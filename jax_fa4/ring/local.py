@@ -47,6 +47,10 @@ class Ring:
             owner = owner * level.size + (lax.axis_index(level.axis) - shift) % level.size
         return owner
 
+    def affine(self, device: Any, chunk: Any, rows: int) -> tuple[Any, Any]:
+        """(offset, stride) of the first chunk (None) or a given one of a device that holds `rows` rows."""
+        return self.layout.affine(device, 0 if chunk is None else chunk, self.size, rows)
+
 
 class Block(NamedTuple):
     """The arrays that travel."""
@@ -84,13 +88,16 @@ def parts(ring: Ring, spec: AttentionSpec, lengths_equal: bool, own: bool, owner
       owner: its owner's index, perhaps traced.
     """
     whole = Part(None, None, spec.mask, positions=False)
-    if not depends_on_position(spec):
+    moves = depends_on_position(spec)
+    # Rows within a length are the first of each chunk, not of the device.
+    lengths = any(isinstance(part, Lengths) for part in spec.mask.parts)
+    if not moves and not (lengths and ring.layout.chunks > 1):
         return [whole]
     ordered = lengths_equal and not spec.positions and _order_suffices(spec, ring.layout)
     if own and ordered:
         return [whole]
     if ring.layout.chunks == 1:
-        return [whole._replace(positions=True)]
+        return [whole._replace(positions=moves)]
     if ordered and isinstance(ring.layout, Zigzag):
         # Of the four pairs of chunks the mask rules two out, keeps one always, and of the two that are left one:
         # which one, depends on the side the owner is on. So both calls are dense and no device branches.
@@ -98,7 +105,7 @@ def parts(ring: Ring, spec: AttentionSpec, lengths_equal: bool, own: bool, owner
         side = jnp.where(owner < ring.index(), 0, 1)
         return [Part(1, 0, dense, False), Part(side, side, dense, False)]
     chunks = range(ring.layout.chunks)
-    return [Part(a, b, spec.mask, True) for a in chunks for b in chunks]
+    return [Part(a, b, spec.mask, moves) for a in chunks for b in chunks]
 
 
 def _order_suffices(spec: AttentionSpec, layout: Layout) -> bool:
@@ -166,8 +173,8 @@ class Call(NamedTuple):
         q, q_ids = (self._rows(x, part.q_chunk) for x in (o.q, o.q_segment_ids))
         k, v, kv_ids = (self._rows(x, part.kv_chunk) for x in block)
         owner = self.ring.owner(shifts)
-        q_affine = self.ring.layout.affine(self.ring.index(), part.q_chunk or 0, self.ring.size, o.q.shape[1])
-        kv_affine = self.ring.layout.affine(owner, part.kv_chunk or 0, self.ring.size, block.k.shape[1])
+        q_affine = self.ring.affine(self.ring.index(), part.q_chunk, o.q.shape[1])
+        kv_affine = self.ring.affine(owner, part.kv_chunk, block.k.shape[1])
         spec = dataclasses.replace(
             self.spec, mask=part.mask, sink=False, float32_out=True, positions=part.positions
         )
