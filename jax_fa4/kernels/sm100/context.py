@@ -6,6 +6,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
+from cutlass import Boolean
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.pipeline import Agent, CooperativeGroup, MbarrierArray, PipelineOp
@@ -136,6 +137,14 @@ def query_of(context: Context, work, tile, row):
     if packed == 1:
         return work.head, position
     return work.head * packed + position % packed, position // packed
+
+
+def result_of(context: Context, work, tile, row):
+    """((row, head, batch) of a tile's row in the results `memory.o` and `memory.lse`, whether it exists)."""
+    if context.plan.split_kv:  # partial results: rows as packed, a batch for each split
+        return ((work.first_tile + tile) * BLOCK_Q + row, work.head, (work.split, work.batch)), Boolean(True)
+    head, q_row = query_of(context, work, tile, row)
+    return (q_row, head, work.batch), q_row < context.memory.lse.shape[0]
 
 
 # Tensor memory. All 512 columns are allocated, so addresses begin at 0: slots of S first, then the tiles' O. P takes

@@ -17,7 +17,7 @@ from jax_fa4.kernels.sm100.context import (
     finish_tmem_loads,
     finish_tmem_stores,
     products,
-    query_of,
+    result_of,
     tmem_fence,
 )
 from jax_fa4.kernels.sm100.plans import BLOCK_Q, SLOTS
@@ -97,16 +97,15 @@ def _finish(context: Context, work, tile: cutlass.Constexpr, row, tile_phase, ou
 @cute.jit
 def _store_global(context: Context, work, tile: cutlass.Constexpr, row, inverse):
     """O of a tile in float32 from registers to global memory; a thread writes its row."""
-    head, q_row = query_of(context, work, tile, row)
-    g_o = context.memory.o
+    (q_row, head, batch), exists = result_of(context, work, tile, row)
+    g_row = context.memory.o[q_row, None, head, batch]
     load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
     for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
         values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
         cute.copy(load, load.partition_S(t_parts[i]), values)
         _scale(values, inverse)
         vectors = cute.make_tensor(values.iterator, cute.make_layout((4, _COLUMNS // 4)))
-        if q_row < g_o.shape[0]:
-            g_row = g_o[q_row, None, head, work.batch]
+        if exists:
             for j in cutlass.range_constexpr(_COLUMNS // 4):
                 column = i * _COLUMNS + j * 4
                 if cutlass.const_expr(column < context.spec.value_head_dim):

@@ -5,12 +5,14 @@ query tiles whose softmax alternates, and a correction warpgroup that rescales O
 """
 
 
+from types import SimpleNamespace
+
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Float32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.cute.nvgpu.tcgen05 import OperandMajorMode, OperandSource
 
@@ -18,7 +20,7 @@ from jax_fa4.kernels.common import abi
 from jax_fa4.kernels.common.copies import permuted
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.scheduler import TileSchedule, section_heads
-from jax_fa4.kernels.sm100 import correction, epilogue, load, mma, softmax
+from jax_fa4.kernels.sm100 import combine, correction, epilogue, load, mma, softmax
 from jax_fa4.kernels.sm100.context import TMEM_BARRIER, Context, Global, Layouts, Shared, make_barriers, storage_type
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS, TMEM_COLUMNS, ForwardPlan
 from jax_fa4.kernels.sm100.tiles import WorkList
@@ -29,7 +31,7 @@ class Forward:
 
     def __init__(self, spec, plan: ForwardPlan):
         self.spec, self.plan = spec, plan
-        self.buffers = abi.forward_buffers(spec)
+        self.buffers = abi.forward_buffers(spec) + (combine.partial_buffers(spec) if plan.split_kv else ())
         self.dtype = DTYPES[spec.dtype]
         self.qk_tiler = (BLOCK_Q, BLOCK_K, plan.head_dim)
         self.pv_tiler = (BLOCK_Q, plan.value_head_dim, BLOCK_K)
@@ -39,12 +41,19 @@ class Forward:
         plan = self.plan
         qk, pv = self._products()
         layouts = self._layouts(qk, pv)
-        memory = self._memory(g, qk, pv, layouts)
         schedule = self._schedule(dims)
-        grid = [cutlass.min(schedule.count, dims.sm_count), 1, 1]
-        self.kernel(memory, schedule, qk, pv, layouts, g, dims).launch(
+        splits, partial = Int32(1), None
+        if cutlass.const_expr(plan.split_kv):
+            splits = combine.splits(schedule.count, dims)
+            partial = combine.partial_tensors(plan, schedule, splits, g)
+        memory = self._memory(g, qk, pv, layouts, partial)
+        grid = [cutlass.min(schedule.count * splits, dims.sm_count), 1, 1]
+        # A copy of g: launching a kernel leaves the kernel's own values in the namespace.
+        self.kernel(memory, schedule, splits, qk, pv, layouts, SimpleNamespace(**vars(g)), dims).launch(
             grid=grid, block=[plan.warps.threads, 1, 1], stream=stream, min_blocks_per_mp=1
         )
+        if cutlass.const_expr(plan.split_kv):
+            combine.launch(self.spec, plan, partial, splits, g, dims, stream)
 
     def _schedule(self, dims) -> TileSchedule:
         plan, spec = self.plan, self.spec
@@ -86,7 +95,7 @@ class Forward:
             o=o,
         )
 
-    def _memory(self, g, qk, pv, layouts) -> Global:
+    def _memory(self, g, qk, pv, layouts, partial) -> Global:
         """TMA atoms and the tensors they address: rows, columns, head, batch (columns, rows for V)."""
         plan = self.plan
         cluster = (1, 1, 1, 1)
@@ -102,13 +111,14 @@ class Forward:
             store_o, o = cpasync.make_tiled_tma_atom(
                 cpasync.CopyBulkTensorTileS2GOp(), o, cute.select(layouts.o, mode=[0, 1]), (BLOCK_Q, plan.value_head_dim)
             )
-        else:
-            o = permuted(g.o, 1, 3, 2, 0)
-        return Global(load_q, q, load_k, k, load_v, v, store_o, o, permuted(g.lse, 2, 1, 0))
+        lse = permuted(g.lse, 2, 1, 0)
+        if plan.float32_out:
+            o, lse = partial if plan.split_kv else (permuted(g.o, 1, 3, 2, 0), lse)
+        return Global(load_q, q, load_k, k, load_v, v, store_o, o, lse)
 
     @cute.kernel
     def kernel(
-        self, memory: Global, schedule: TileSchedule, qk: cute.TiledMma, pv: cute.TiledMma, layouts: Layouts, g, dims
+        self, memory: Global, schedule, splits, qk: cute.TiledMma, pv: cute.TiledMma, layouts: Layouts, g, dims
     ):
         plan, warps = self.plan, self.plan.warps
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -128,7 +138,7 @@ class Forward:
         pipeline.pipeline_init_arrive(is_relaxed=True)
         tx_bytes = {"k": k_bytes, "v": cute.size_in_bytes(self.dtype, one_stage(layouts.v))}
         shared = self._shared(storage, layouts)
-        work = WorkList(self.spec, plan, schedule, g, dims)
+        work = WorkList(self.spec, plan, schedule, splits, g, dims)
         context = Context(self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, layouts.o, tx_bytes)
         pipeline.pipeline_init_wait()
 

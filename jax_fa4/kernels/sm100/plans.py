@@ -77,12 +77,13 @@ class ForwardPlan:
       q_tiles: query tiles of 128 rows a CTA works on at once, 2 or 1.
       kv_stages: tiles in the ring that K and V share.
       o_over_q: O leaves through the shared memory that Q came in, so the next Q waits for O's store.
-      float32_out: O leaves in float32, from registers.
+      float32_out: O leaves in float32, from registers: asked for, or a part under split-KV.
       exp2_on_fma: of the 16 pairs in each of the four 32-column parts of a row, how many have their exponential
         computed by a polynomial on the FMA units instead of the special-function unit (16 results a cycle).
       rescale_threshold_log2: the running maximum moves only when it grew by more than this, in powers of two; O then
         needs no rescaling otherwise. Sums and O stay exact, P stays below 2**threshold.
       packed_heads: query heads of one KV head whose rows share a tile (GQA packing); 1 without packing.
+      split_kv: the key blocks of a tile are divided among CTAs, and a second kernel combines their results.
       longest_first: query tiles are scheduled from the last to the first, in sections of heads whose K and V take
         `l2_bytes` (of 126 MB).
     """
@@ -98,6 +99,7 @@ class ForwardPlan:
     exp2_on_fma: tuple[int, int, int, int] = (4, 4, 4, 0)
     rescale_threshold_log2: float = 8.0
     packed_heads: int = 1
+    split_kv: bool = False
     longest_first: bool = False
     l2_bytes: int = 48 * 2**20
     registers: Registers = Registers()
@@ -145,16 +147,18 @@ def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
     head_dim, value_head_dim = _padded(spec.head_dim), _padded(spec.value_head_dim)
     bounded = _bounded(spec.mask)
     q_tiles = 2 if value_head_dim <= 128 else 1
-    packed_heads = spec.group if size.name == "FEW_TILES" and BLOCK_Q % spec.group == 0 else 1
+    few = size.name == "FEW_TILES"
+    float32_out = spec.float32_out or few
     common = dict(
         arch=arch,
         head_dim=head_dim,
         value_head_dim=value_head_dim,
         q_tiles=q_tiles,
-        o_over_q=not spec.float32_out and max(head_dim, value_head_dim) > 128,
-        float32_out=spec.float32_out,
+        o_over_q=not float32_out and max(head_dim, value_head_dim) > 128,
+        float32_out=float32_out,
         exp2_on_fma=(0, 0, 0, 0) if q_tiles == 1 else (4, 4, 0, 0) if bounded else (4, 4, 4, 0),
-        packed_heads=packed_heads,
+        packed_heads=spec.group if few and BLOCK_Q % spec.group == 0 else 1,
+        split_kv=few,
         longest_first=bounded,
     )
     smallest = ForwardPlan(kv_stages=2, **common)

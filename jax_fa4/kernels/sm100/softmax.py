@@ -21,6 +21,7 @@ from jax_fa4.kernels.sm100.context import (
     arrive_warp,
     finish_tmem_stores,
     query_of,
+    result_of,
     scores,
     tmem_fence,
 )
@@ -95,8 +96,9 @@ def _tiles(context: Context, tile, row, warp):
         s_inverse[tile, row] = inverse
         arrive_warp(barriers.inverse_full, tile)
         inverse_phase ^= 1
-        if q_row < g_lse.shape[0]:
-            g_lse[q_row, head, work.batch] = lse
+        where, exists = result_of(context, work, tile, row)
+        if exists:
+            g_lse[where] = lse
         number += cute.arch.grid_dim()[0]
 
 
@@ -110,7 +112,7 @@ def _finish(context: Context, place: _Row, row_max, total) -> tuple[Float32, Flo
     total = Float32(cutlass.select_(empty, Float32(0.0), total))
     top = Float32(cutlass.select_(empty, Float32(NEG_INF), row_max * (1.0 if spec.score_mods else spec.scale)))
     weight = Float32(1.0)
-    if spec.sink:
+    if spec.sink and not context.plan.split_kv:
         sink = context.work.g.sinks[place.head]
         largest = cute.arch.fmax(top, sink)
         largest = Float32(cutlass.select_(largest == NEG_INF, Float32(0.0), largest))

@@ -43,6 +43,7 @@ class Work:
       first_tile: index of its first query tile among those of the query sequence.
       head: query head; under GQA packing KV head.
       kv_head, batch: indices.
+      split: which part of the key blocks this is, under split-KV.
       geometry: of the example, for masks.
       tiles: key blocks of each query tile.
       start, end: the blocks loaded: the union of the tiles' blocks, which are adjacent or overlap.
@@ -52,6 +53,7 @@ class Work:
     head: Int32
     kv_head: Int32
     batch: Int32
+    split: Int32
     geometry: Any
     tiles: tuple[KeyBlocks, ...]
     start: Int32
@@ -71,17 +73,21 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class WorkList:
-    """All work of the kernel: the schedule, and the arrays and sizes that decide what a tile visits."""
+    """All work of the kernel: the schedule, and the arrays and sizes that decide what a tile visits.
+
+    Under split-KV the key blocks of a CTA's tiles are divided among `splits` CTAs; otherwise `splits` is 1.
+    """
 
     spec: AttentionSpec
     plan: ForwardPlan
     schedule: TileSchedule
+    splits: Int32
     g: Any
     dims: Any
 
     @property
     def count(self) -> Int32:
-        return self.schedule.count
+        return self.schedule.count * self.splits
 
     @property
     def masks_left(self) -> bool:
@@ -90,6 +96,10 @@ class WorkList:
 
     def at(self, number: Int32) -> Work:
         spec, plan = self.spec, self.plan
+        split = Int32(0)
+        if plan.split_kv:
+            split = number % self.splits
+            number = number // self.splits
         tile = self.schedule.tile(number)
         geometry = sequence.geometry(spec, self.g, self.dims, tile.batch)
         first_tile = tile.q_block * plan.q_tiles
@@ -97,16 +107,29 @@ class WorkList:
             masks.block_range(spec.mask, first_tile + i, BLOCK_Q // plan.packed_heads, BLOCK_K, geometry)
             for i in range(plan.q_tiles)
         ]
+        if plan.split_kv:
+            ranges = _part(ranges, split, self.splits)
         tiles, start, end = _at_least_one(ranges)
         kv_head = tile.head // (spec.group // plan.packed_heads)
-        return Work(first_tile, tile.head, kv_head, tile.batch, geometry, tiles, start, end)
+        return Work(first_tile, tile.head, kv_head, tile.batch, split, geometry, tiles, start, end)
+
+
+def _part(ranges: list[tuple], split: Int32, splits: Int32) -> list[tuple]:
+    """The split's part of the blocks that the tiles visit together."""
+    n = NUMBERS
+    first, last = ranges[0], ranges[-1]
+    start, end = n.minimum(first[0], last[0]), n.maximum(first[3], last[3])
+    length = (end - start + splits - 1) // splits
+    low = start + split * length
+    high = n.minimum(low + length, end)
+    return [tuple(n.minimum(n.maximum(edge, low), n.maximum(low, high)) for edge in edges) for edges in ranges]
 
 
 def _at_least_one(ranges: list[tuple]) -> tuple[tuple[KeyBlocks, ...], Int32, Int32]:
-    """Key blocks of the tiles and their union; a tile without any gets one, near the others'."""
+    """Key blocks of the tiles and their union; a tile without any gets one that holds no key for it."""
     n = NUMBERS
     ranges = [tuple(Int32(x) for x in r) for r in ranges]
-    anchor = Int32(0)
+    anchor = n.maximum(ranges[0][3], ranges[-1][3])
     for start, _, _, end in ranges:
         anchor = n.where(start < end, start, anchor)
     tiles = []

@@ -1,0 +1,100 @@
+"""Split-KV: the partial results of CTAs that shared a tile's keys, and the kernel that combines them.
+
+Each CTA leaves a normalised float32 O and an LSE. With w_i = exp(lse_i - lse), lse = log(sum of exp(lse_i)), O is the
+sum of w_i O_i; the sink joins that sum here, once.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from jax_fa4.kernels.common import abi
+from jax_fa4.kernels.common.entry import DTYPES
+from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, exp2
+from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q
+
+_ROWS = 4
+"""Rows, one a warp, of a block of the combining kernel."""
+
+# At most one partial tile of 256 rows for each multiprocessor, or for each tile where there are more of them.
+_PARTIAL_TILES = ("add", "sm_count", ("mul", "B", ("mul", "H", ("ceil", "S", 2 * BLOCK_Q))))
+
+
+def partial_buffers(spec) -> tuple[abi.Buffer, ...]:
+    """Scratch of the partial results; rows of padded tiles."""
+    return (
+        abi.scratch("partial_o", "float32", (_PARTIAL_TILES, 2 * BLOCK_Q, spec.value_head_dim)),
+        abi.scratch("partial_lse", "float32", (_PARTIAL_TILES, 2 * BLOCK_Q)),
+    )
+
+
+def splits(tiles: Int32, dims) -> Int32:
+    """Parts into which each tile's keys go: what fills the device once, each with two key blocks or more."""
+    most = cutlass.max((dims.T + (2 * BLOCK_K - 1)) // (2 * BLOCK_K), Int32(1))
+    return cutlass.min(cutlass.max(dims.sm_count // tiles, Int32(1)), most)
+
+
+def partial_tensors(plan, schedule, parts: Int32, g) -> tuple[cute.Tensor, cute.Tensor]:
+    """O [row, column, head, (split, batch)] and LSE [row, head, (split, batch)] in scratch."""
+    rows = schedule.q_blocks * (plan.q_tiles * BLOCK_Q)
+    columns = g.partial_o.shape[2]
+    shape = (rows, schedule.heads, (parts, schedule.batch))
+    head = Int64(rows)
+    split = head * schedule.heads
+    batch = split * parts
+    lse = cute.make_layout(shape, stride=(1, head, (split, batch)))
+    strides = [cute.assume(stride * columns, divby=columns) for stride in (head, split, batch)]
+    o = cute.make_layout(
+        (rows, columns, *shape[1:]), stride=(columns, 1, strides[0], (strides[1], strides[2]))
+    )
+    return cute.make_tensor(g.partial_o.iterator, o), cute.make_tensor(g.partial_lse.iterator, lse)
+
+
+def launch(spec, plan, partial, parts: Int32, g, dims, stream) -> None:
+    Combine(spec, plan).kernel(*partial, parts, g, dims).launch(
+        grid=[cute.ceil_div(dims.S, _ROWS), dims.H, dims.B], block=[32 * _ROWS, 1, 1], stream=stream
+    )
+
+
+class Combine:
+    """A warp for each row of O."""
+
+    def __init__(self, spec, plan):
+        self.spec, self.plan = spec, plan
+
+    @cute.kernel
+    def kernel(self, o: cute.Tensor, lse: cute.Tensor, parts: Int32, g, dims):
+        spec, packed = self.spec, self.plan.packed_heads
+        block, head, batch = cute.arch.block_idx()
+        thread = cute.arch.thread_idx()[0]
+        lane = thread % 32
+        row = block * _ROWS + thread // 32
+        if row < dims.S:
+            position, packed_head = row * packed + head % packed, head // packed
+            top = Float32(NEG_INF)
+            for part in cutlass.range(parts, unroll=1):
+                top = cute.arch.fmax(top, lse[position, packed_head, (part, batch)])
+            total = Float32(0.0)
+            if cutlass.const_expr(spec.sink):
+                top = cute.arch.fmax(top, g.sinks[head])
+            base = Float32(cutlass.select_(top == NEG_INF, Float32(0.0), top))
+            if cutlass.const_expr(spec.sink):
+                total = exp2((g.sinks[head] - base) * LOG2_E)
+            columns = -(-spec.value_head_dim // 32)
+            sums = cute.make_rmem_tensor((columns,), Float32)
+            sums.fill(0.0)
+            for part in cutlass.range(parts, unroll=1):
+                weight = exp2((lse[position, packed_head, (part, batch)] - base) * LOG2_E)
+                total += weight
+                for i in cutlass.range_constexpr(columns):
+                    column = cutlass.min(lane + 32 * i, spec.value_head_dim - 1)
+                    sums[i] = sums[i] + weight * o[position, column, packed_head, (part, batch)]
+            none = total == 0.0
+            safe = Float32(cutlass.select_(none, Float32(1.0), total))
+            inverse = Float32(1.0) / safe
+            for i in cutlass.range_constexpr(columns):
+                if lane + 32 * i < spec.value_head_dim:
+                    g.o[batch, row, head, lane + 32 * i] = (sums[i] * inverse).to(DTYPES[str(spec.out_dtype)])
+            if lane == 0:
+                result = base + cute.math.log2(safe, fastmath=True) * LN_2
+                g.lse[batch, head, row] = Float32(cutlass.select_(none, Float32(NEG_INF), result))
