@@ -2,6 +2,7 @@
 
 from .api import attention
 from .errors import InvalidArgument, Unsupported
+from .explanation import explain
 from .masks import Causal, MaskFn, Window
 from .scores import ScoreFn
 from .vjp import CHECKPOINT_NAMES
@@ -15,4 +16,5 @@ __all__ = [
     "Unsupported",
     "Window",
     "attention",
+    "explain",
 ]

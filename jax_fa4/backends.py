@@ -61,13 +61,12 @@ def resolve(name: str, spec: AttentionSpec, operands: Operands) -> Backend:
     check_name(name)
     if name == "xla":
         return XLA
-    try:
-        from . import call
-    except ImportError:
-        return XLA
-    reason = call.unsupported(name, spec, operands)
+    from . import call
+
     if name == "auto":
-        return AUTO if reason is None else XLA
+        with_kernels = tuple(call.unsupported("cuda", spec, operands, pass_) is None for pass_ in ("forward", "backward"))
+        return _AUTO[with_kernels]
+    reason = call.unsupported(name, spec, operands)
     if reason is not None:
         raise Unsupported(f"backend {name!r} cannot run this call: {reason}. Asked for {spec}. "
                           "Use backend='auto' or 'xla'")
@@ -102,4 +101,9 @@ def _auto_backward(
         operands, lse, delta, do, cuda=lambda *x: kernels(spec, *x), default=lambda *x: blockwise.backward(spec, *x))
 
 
-AUTO = Backend("auto", _auto_forward, _auto_backward, blockwise.forward, blockwise.backward)
+_AUTO = {
+    (forward, backward): Backend("auto", _auto_forward if forward else blockwise.forward,
+                                 _auto_backward if backward else blockwise.backward,
+                                 blockwise.forward, blockwise.backward)
+    for forward in (False, True) for backward in (False, True)}
+"""`auto` by whether the kernels can do (forward, backward) of a spec."""

@@ -2,8 +2,7 @@
 
 Mask predicates and score functions are written for one score: `f(b, h, q, k, *operands)` and `f(score, b, h, q, k,
 *operands)`. `trace` turns one into a `ScalarFunction`, whose text is its identity, so that two equal lambdas share one
-compiled kernel. Every array that the callable reads is an argument of the jaxpr: those named in `operands=`, and after
-them concrete arrays that it captured.
+compiled kernel. Every array that the callable reads is an argument of the jaxpr, named in `operands=`.
 """
 
 import re
@@ -19,30 +18,25 @@ from .errors import InvalidArgument, invalid
 
 @dataclass(frozen=True)
 class ScalarFunction:
-    """A scalar jaxpr; equality and hash are those of its text.
+    """A traced callable; equality and hash are those of its text.
 
     Attributes:
-      text: the jaxpr, printed; the key.
+      text: the scalar jaxpr, printed; the key.
       jaxpr: a ClosedJaxpr without constants. Its inputs are scalars (an optional floating `score`, then int32 b, h, q,
-        k), then `operand_count` arrays of any shape. Its one output is a scalar.
+        k), then `operand_count` arrays of any shape. Its one output is a scalar, boolean or of the score's dtype.
       operand_count: how many arrays it reads.
-      explicit_count: how many of them the callable takes as arguments; the rest it captured.
-      source: the callable, for scores of another dtype than it was traced for (the float64 oracle).
+      source: the callable. It reads nothing but its arguments, so that equal texts mean equal functions.
     """
 
     text: str
     jaxpr: Any = field(compare=False, repr=False)
     operand_count: int
-    explicit_count: int = field(compare=False, repr=False)
     source: Callable = field(compare=False, repr=False)
 
     def __call__(self, *args: Any) -> jax.Array:
-        """Evaluates the function on scalars and operands; traceable and differentiable by JAX."""
-        if args[0].dtype != self.jaxpr.in_avals[0].dtype:
-            explicit = len(self.jaxpr.in_avals) - self.operand_count + self.explicit_count
-            return jnp.asarray(self.source(*args[:explicit])).astype(args[0].dtype)
-        (result,) = jax.core.eval_jaxpr(self.jaxpr.jaxpr, self.jaxpr.consts, *args)
-        return result
+        """The function of scalars and operands; traceable and differentiable by JAX, and for scores of any dtype."""
+        result = jnp.asarray(self.source(*args))
+        return result if result.dtype == jnp.bool_ else result.astype(args[0].dtype)
 
     def on_tile(self, tile: "Tile", operands: Sequence[jax.Array], score: jax.Array | None = None) -> jax.Array:
         """The function at every score of a tile: [B, H, Q, K].
@@ -88,10 +82,10 @@ def trace(
       score_dtype: the dtype of scores; None for a mask predicate, which returns a boolean.
 
     Returns:
-      the traced function, and all arrays that it reads: `operands`, then concrete arrays that it captured.
+      the traced function, and `operands` as JAX arrays.
 
     Raises:
-      InvalidArgument: it fails on scalars, captures a tracer, or returns something else than one scalar.
+      InvalidArgument: it fails on scalars, captures an array, or returns something else than one scalar.
     """
     scalar = () if score_dtype is None else (jax.ShapeDtypeStruct((), score_dtype),)
     indices = (jax.ShapeDtypeStruct((), jnp.int32),) * 4
@@ -108,13 +102,13 @@ def trace(
             f"a traceable function {signature} of scalars",
             "Write it with jax.numpy for one score; use jnp.where instead of `if`",
         ) from error
-    if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
+    if closed.consts:
+        captured = ", ".join(f"{jnp.result_type(c)}{list(jnp.shape(c))}" for c in closed.consts)
         raise invalid(
-            argument,
-            f"{function!r}, which captures a traced array",
-            "functions that get every traced array as an argument",
-            f"Pass the array in operands=(...) and read it in {signature}: only then does it have a gradient",
-        )
+            argument, f"{function!r}, which captures an array ({captured})",
+            "functions that get every array as an argument",
+            f"Pass it in operands=(...) of {'MaskFn' if score_dtype is None else 'ScoreFn'} and read it in {signature}, "
+            "where it also has a gradient; Python numbers may be captured")
     wanted = jnp.bool_ if score_dtype is None else score_dtype
     outputs = closed.out_avals
     if len(outputs) != 1 or outputs[0].shape != () or (outputs[0].dtype == jnp.bool_) != (wanted == jnp.bool_):
@@ -122,12 +116,8 @@ def trace(
         raise invalid(argument, f"{function!r}, which returns {got}", f"one scalar of dtype {jnp.dtype(wanted)}",
                       f"Make {signature} return the {'decision' if wanted == jnp.bool_ else 'new score'} for one score")
 
-    def lifted(*args):
-        own, consts = args[: len(args) - len(closed.consts)], args[len(args) - len(closed.consts) :]
-        (result,) = jax.core.eval_jaxpr(closed.jaxpr, consts, *own)
-        return result.astype(wanted)
 
-    arrays += tuple(jnp.asarray(c) for c in closed.consts)
-    lifted_jaxpr = jax.make_jaxpr(lifted)(*scalar, *indices, *arrays)
-    text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", str(lifted_jaxpr.jaxpr)).split())
-    return ScalarFunction(text, lifted_jaxpr, len(arrays), len(operands), function), arrays
+    if score_dtype is not None and outputs[0].dtype != wanted:
+        closed = jax.make_jaxpr(lambda *args: jnp.asarray(function(*args)).astype(wanted))(*scalar, *indices, *arrays)
+    text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr)).split())
+    return ScalarFunction(text, closed, len(arrays), function), arrays
