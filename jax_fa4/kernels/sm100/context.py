@@ -99,6 +99,7 @@ class Context:
       p_layout: arrangement of P as an operand of the second product.
       o_layout: swizzled layout of O in shared memory.
       tx_bytes: bytes that a load of a K or V tile brings.
+      tmem: the address of the block's tensor memory, for the roles that use it.
     """
 
     spec: Any
@@ -112,6 +113,7 @@ class Context:
     p_layout: Any
     o_layout: Any
     tx_bytes: dict[str, int]
+    tmem: Any = None
 
     @property
     def dtype(self):
@@ -147,24 +149,24 @@ def result_of(context: Context, work, tile, row):
     return (q_row, head, work.batch), q_row < context.memory.lse.shape[0]
 
 
-# Tensor memory. All 512 columns are allocated, so addresses begin at 0: slots of S first, then the tiles' O. P takes
-# the upper half of its slot's columns, two 16-bit elements to a column; S has been read by then.
+# Tensor memory: the slots of S, then the tiles' O. P takes the upper half of its slot's columns, two 16-bit elements to a
+# column; S has been read by then.
 
 
-def _accumulator(product: cute.TiledMma, shape, column):
+def _accumulator(context: Context, product: cute.TiledMma, shape, column):
     fragment = product.get_slice(0).make_fragment_C(product.partition_shape_C(shape))
-    return cute.make_tensor(fragment.iterator + column, fragment.layout)
+    return cute.make_tensor(context.tmem + column, fragment.layout)
 
 
 def scores(context: Context, slot):
     """S of a slot in tensor memory."""
-    return _accumulator(context.qk, (BLOCK_Q, BLOCK_K), slot * BLOCK_K)
+    return _accumulator(context, context.qk, (BLOCK_Q, BLOCK_K), slot * BLOCK_K)
 
 
 def products(context: Context, tile):
     """O of a query tile in tensor memory."""
     plan = context.plan
-    return _accumulator(context.pv, (BLOCK_Q, plan.value_head_dim), plan.output_column(tile))
+    return _accumulator(context, context.pv, (BLOCK_Q, plan.value_head_dim), plan.output_column(tile))
 
 
 def probabilities(context: Context, slot):

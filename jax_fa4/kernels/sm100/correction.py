@@ -69,12 +69,12 @@ def _rescale(context: Context, tile: cutlass.Constexpr, slot, row):
     scale = context.shared.scale[slot, row]
     if cute.arch.vote_any_sync(scale < 1.0):
         load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
-        store, _ = _parts(context, tile, row, tcgen05.copy.St32x32bOp, _COLUMNS)
+        store, t_targets = _parts(context, tile, row, tcgen05.copy.St32x32bOp, _COLUMNS)
         for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
             values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
-            cute.copy(load, load.partition_S(t_parts[i]), values)
+            cute.copy(load, t_parts[i], values)
             _scale(values, scale)
-            cute.copy(store, values, store.partition_D(t_parts[i]))
+            cute.copy(store, values, t_targets[i])
         finish_tmem_stores()
     arrive_warp(context.barriers.p_full, slot)
 
@@ -102,7 +102,7 @@ def _store_global(context: Context, work, tile: cutlass.Constexpr, row, inverse)
     load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
     for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
         values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
-        cute.copy(load, load.partition_S(t_parts[i]), values)
+        cute.copy(load, t_parts[i], values)
         _scale(values, inverse)
         vectors = cute.make_tensor(values.iterator, cute.make_layout((4, _COLUMNS // 4)))
         if exists:
@@ -123,7 +123,7 @@ def _store_shared(context: Context, tile: cutlass.Constexpr, row, inverse, phase
     load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
     for i in cutlass.range_constexpr(plan.value_head_dim // _COLUMNS):
         values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
-        cute.copy(load, load.partition_S(t_parts[i]), values)
+        cute.copy(load, t_parts[i], values)
         _scale(values, inverse)
         rounded = cute.make_rmem_tensor((_VECTOR, _COLUMNS // _VECTOR), context.dtype)
         rounded.store(cute.make_tensor(values.iterator, rounded.layout).load().to(context.dtype))
@@ -156,12 +156,17 @@ def _coordinates(columns: int):
 
 
 def _parts(context: Context, tile: int, row, operation, columns: int):
-    """A thread's copy between registers and tensor memory, and O of a tile in parts of so many columns."""
+    """A thread's copy between tensor memory and registers, and its row of O in parts of so many columns.
+
+    The thread's address is found once and the parts are constant distances from it: addresses are uniform registers.
+    """
     o = products(context, tile)[(None, None), 0, 0]
-    layout = cute.composition(o.layout, cute.make_layout((BLOCK_Q, columns)))
-    parts = [cute.make_tensor(o.iterator + i * columns, layout) for i in range(context.plan.value_head_dim // columns)]
-    atom = cute.make_copy_atom(operation(tcgen05.copy.Repetition(columns)), Float32)
-    return tcgen05.make_tmem_copy(atom, parts[0]).get_slice(row), parts
+    part = cute.make_tensor(o.iterator, cute.composition(o.layout, cute.make_layout((BLOCK_Q, columns))))
+    copy = tcgen05.make_tmem_copy(cute.make_copy_atom(operation(tcgen05.copy.Repetition(columns)), Float32), part)
+    copy = copy.get_slice(row)
+    first = copy.partition_S(part) if operation is tcgen05.copy.Ld32x32bOp else copy.partition_D(part)
+    count = context.plan.value_head_dim // columns
+    return copy, [cute.make_tensor(first.iterator + i * columns, first.layout) for i in range(count)]
 
 
 def _scale(values, factor: Float32) -> None:

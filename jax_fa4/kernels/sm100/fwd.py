@@ -5,6 +5,7 @@ query tiles whose softmax alternates, and a correction warpgroup that rescales O
 """
 
 
+import dataclasses
 from types import SimpleNamespace
 
 import cutlass
@@ -152,7 +153,7 @@ class Forward:
             tmem.allocate(TMEM_COLUMNS)
             tmem.wait_for_alloc()
             address = tmem.retrieve_ptr(Float32)
-            mma.run(context)
+            mma.run(dataclasses.replace(context, tmem=address))
             tmem.relinquish_alloc_permit()
             tmem.wait_for_alloc()
             tmem.free(address)
@@ -163,12 +164,12 @@ class Forward:
         if warp < warps.correction:
             cute.arch.setmaxregister_increase(plan.registers.softmax)
             tmem.wait_for_alloc()
-            softmax.run(context)
+            softmax.run(dataclasses.replace(context, tmem=tmem.retrieve_ptr(Float32)))
             tmem.wait_for_alloc()
         if warp >= warps.correction and warp < warps.mma:
             cute.arch.setmaxregister_decrease(plan.registers.correction)
             tmem.wait_for_alloc()
-            correction.run(context)
+            correction.run(dataclasses.replace(context, tmem=tmem.retrieve_ptr(Float32)))
             tmem.wait_for_alloc()
 
     def _shared(self, storage, layouts) -> Shared:

@@ -157,7 +157,7 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     r_p = cute.make_tensor(cute.recast_ptr(r_store.iterator, dtype=context.dtype), cute.make_layout((_PART, _PARTS)))
     parts = cute.make_tensor(r_scores.iterator, cute.make_layout((_PART, _PARTS)))
     # The sum trails by a part: it fills the issue slots between the next part's exponentials.
-    sums = [(row_sum * rescale, Float32(0.0))] + [(Float32(0.0), Float32(0.0))] * (_CHAINS - 1)
+    sums = [(row_sum * rescale, Float32(0.0))]
     for part in cutlass.range_constexpr(_PARTS):
         on_fma = 0 if masked else plan.exp2_on_fma[part]
         _exponentials(parts[None, part], scale_log2, base * -scale_log2, on_fma)
@@ -235,10 +235,14 @@ def _maximum(values) -> Float32:
 
 
 def _add(sums: list, part) -> list:
-    """Adds a part's values to four pairs of partial sums."""
+    """Adds a part's values to up to four pairs of partial sums."""
     sums = list(sums)
     for i in range(cute.size(part) // 2):
-        sums[i % _CHAINS] = cute.arch.add_packed_f32x2(sums[i % _CHAINS], (part[2 * i], part[2 * i + 1]))
+        pair = (part[2 * i], part[2 * i + 1])
+        if len(sums) < _CHAINS:
+            sums.append(pair)
+        else:
+            sums[i % _CHAINS] = cute.arch.add_packed_f32x2(sums[i % _CHAINS], pair)
     return sums
 
 
