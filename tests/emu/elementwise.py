@@ -197,12 +197,16 @@ def flush(x):
     return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x).astype(np.float32)
 
 
-def rounded(exact: np.ndarray, direction: int) -> np.ndarray:
-    """float64 to float32 towards -infinity (-1) or +infinity (1)."""
+def rounded_sum(a: np.ndarray, b: np.ndarray, direction: int) -> np.ndarray:
+    """a + b in float32, towards -infinity (-1), +infinity (1) or zero (0)."""
     with np.errstate(all="ignore"):
-        near = exact.astype(np.float32)
-        wrong = near > exact if direction < 0 else near < exact
-        return np.where(wrong, np.nextafter(near, np.float32(direction * np.inf)), near).astype(np.float32)
+        near = a + b
+        big, small = np.where(np.abs(a) >= np.abs(b), a, b), np.where(np.abs(a) >= np.abs(b), b, a)
+        error = small - (near - big)  # exact: the sum is near + error
+        towards = np.where(near > 0, -1, 1) if direction == 0 else np.full(near.shape, direction)
+        wrong = np.where(towards < 0, error < 0, error > 0)
+        moved = np.nextafter(near, (towards * np.inf).astype(np.float32))
+        return np.where(wrong & np.isfinite(near), moved, near).astype(np.float32)
 
 
 def floating(text: str, function: Callable, compare: str = "float") -> Form:
@@ -240,11 +244,10 @@ FLOAT = [
     floating("sub.f32 d, a, b", lambda a, b, c: a - b), floating("mul.f32 d, a, b", lambda a, b, c: a * b),
     floating("mul.rn.ftz.f32 d, a, b", lambda a, b, c: flush(flush(a) * flush(b))),
     floating("add.ftz.f32 d, a, b", lambda a, b, c: flush(flush(a) + flush(b))),
-    floating("add.rm.f32 d, b, c", lambda a, b, c: rounded(b.astype(np.float64) + c, -1)),
-    floating("add.rp.f32 d, b, c", lambda a, b, c: rounded(b.astype(np.float64) + c, 1)),
-    floating("mul.rm.f32 d, b, c", lambda a, b, c: rounded(b.astype(np.float64) * c, -1)),
-    floating("add.rz.f32 d, b, c", lambda a, b, c: np.where(
-        b.astype(np.float64) + c > 0, rounded(b.astype(np.float64) + c, -1), rounded(b.astype(np.float64) + c, 1))),
+    floating("add.rm.f32 d, b, c", lambda a, b, c: rounded_sum(b, c, -1)),
+    floating("add.rp.f32 d, b, c", lambda a, b, c: rounded_sum(b, c, 1)),
+    floating("add.rz.f32 d, b, c", lambda a, b, c: rounded_sum(b, c, 0)),
+    Form("mul.rm.f32 d, b, c"),
     floating("fma.rn.f32 d, a, b, c", lambda a, b, c: exact_fma(a, b, c)),
     floating("fma.rn.ftz.f32 d, b, c, b", lambda a, b, c: flush(exact_fma(flush(b), c, flush(b)))),
     floating("div.rn.f32 d, a, b", lambda a, b, c: (a.astype(np.float64) / b).astype(np.float32)),
@@ -351,7 +354,7 @@ CONVERT = [
         bf16_value(v["x"]), bf16_value(v["y"])))),
     Form("fma.rn.bf16x2 d, b, c, b"), Form("mul.rn.bf16x2 d, b, c"), Form("add.rn.f16x2 d, b, c"),
     Form("fma.rn.f16x2 d, b, c, b"), Form("max.f16x2 d, b, c"),
-    Form("neg.bf16x2 d, b", lambda v: (v["b"] ^ 0x80008000).astype(np.uint64), "bits"),
+    Form("neg.bf16x2 d, b"), Form("abs.bf16x2 d, b"), Form("neg.f16 h, x"),
 ]
 
 
@@ -370,7 +373,7 @@ def pairs(text: str, function: Callable) -> Form:
 PAIRS = [
     pairs("add.rn.f32x2 D, A, B", lambda a, b, c: a + b), pairs("sub.rn.f32x2 D, A, B", lambda a, b, c: a - b),
     pairs("mul.rn.f32x2 D, A, B", lambda a, b, c: a * b), pairs("fma.rn.f32x2 D, A, B, C", exact_fma),
-    pairs("add.rm.f32x2 D, A, B", lambda a, b, c: rounded(a.astype(np.float64) + b, -1)),
+    pairs("add.rm.f32x2 D, A, B", lambda a, b, c: rounded_sum(a, b, -1)),
     Form("fma.rn.f32.bf16 d, x, y, c", lambda v: exact_fma(bf16_value(v["x"]), bf16_value(v["y"]), f32(v["c"])).view(
         np.uint32).astype(np.uint64), "float"),
     floating("{ .reg .b32 u; mov.b32 u, b; max.f32 d, c, u, u; }", lambda a, b, c: maximum(c, b)),

@@ -12,7 +12,7 @@ def encode(address: int, dtype: str, sizes, strides, box, swizzle="none", fill_n
     rank = len(sizes)
     words = np.zeros(32, np.uint32)
     words[0], words[1] = address & 0xFFFFFFFF, address >> 32
-    words[2] = 2 | rank - 1 << 4 | TYPES[dtype] << 7 | SWIZZLES[swizzle] << 13 | int(fill_nan) << 15 | 1 << 18 | 1 << 21
+    words[2] = rank - 1 << 4 | TYPES[dtype] << 7 | SWIZZLES[swizzle] << 13 | int(fill_nan) << 15 | 2 << 17
     for d, stride in enumerate(strides):
         assert stride % 16 == 0
         words[3 + d] = stride // 16 & 0xFFFFFFFF

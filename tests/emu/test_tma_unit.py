@@ -56,7 +56,7 @@ def box_elements(tensor: np.ndarray, coordinate, box, outside) -> np.ndarray:
 
 CASES = [
     ("f16", (40, 64), (64, 8), "128B", (0, 0)), ("f16", (40, 64), (64, 16), "128B", (8, 32)),
-    ("bf16", (40, 96), (32, 8), "64B", (80, -3)), ("f32", (9, 24), (8, 8), "32B", (-4, 3)),
+    ("bf16", (40, 96), (32, 8), "64B", (80, -3)), ("f16", (16, 64), (16, 6), "128B", (8, 5)), ("f32", (9, 24), (8, 8), "32B", (-4, 3)),
     ("u8", (5, 6, 32), (16, 3, 2), "none", (-8, 5, 4)), ("f32", (3, 4, 5, 16), (8, 2, 3, 2), "32B", (12, -1, 3, 2)),
     ("u16", (2, 3, 4, 5, 24), (16, 2, 2, 2, 2), "32B", (16, 4, -1, 2, 1)), ("f64", (64,), (32,), "none", (48,)),
 ]
@@ -74,10 +74,13 @@ def test_tile_load_and_store(dtype, shape, box, swizzle, coordinate, fill_nan):
     start = 2048
     count = units.tile(words, coordinate, start, shared)
     assert count == int(np.prod(box)) * size
-    nan = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "f64": 0x7FFFFFFFFFFFFFFF}
+    nan = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x7FF77FF77FF77FF7}
     outside = nan.get(dtype, 0) if fill_nan else 0
     expected = box_elements(tensor, coordinate, box, outside)
-    where = swizzled(start + np.arange(count), swizzle)
+    # A swizzled row takes a whole line of the swizzle in shared memory.
+    row_bytes = box[0] * size
+    pitch = row_bytes if swizzle == "none" else {"32B": 32, "64B": 64, "128B": 128}[swizzle]
+    where = swizzled(start + np.arange(count) // row_bytes * pitch + np.arange(count) % row_bytes, swizzle)
     np.testing.assert_array_equal(shared[where].view(NUMPY[dtype]), expected.reshape(-1))
     untouched = np.ones(shared.size, bool)
     untouched[where] = False
@@ -112,7 +115,7 @@ def test_refusals():
     words = tensor_maps.encode(tensor.ctypes.data, "f16", (64, 8), (128,), (64, 8), "128B")
     units.tile(words, (0, 0), 0, shared)
     for change, message in [((2, 1 << 11), "interleaved"), ((13, 1), "element strides"), ((2, 9 << 7), "element type"),
-                            ((2, 7 << 4), "rank 8"), ((2, 1), "is this a tensor map"), ((0, 8), "multiple of 16")]:
+                            ((2, 7 << 4), "rank 8"), ((2, 8), "is this a tensor map"), ((0, 8), "multiple of 16")]:
         damaged = words.copy()
         damaged[change[0]] |= np.uint32(change[1])
         with pytest.raises(units.UnitError, match=message):

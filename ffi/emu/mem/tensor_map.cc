@@ -11,8 +11,8 @@ TensorMap decode_tensor_map(const uint8_t* bytes) {
   std::memcpy(word, bytes, sizeof word);
   const auto field = [&](int index, int low, int width) { return word[index] >> low & ((1u << width) - 1); };
 
-  if ((word[2] & 0xfu) != 2)
-    throw fail("tensor map: word 2 is 0x%08x; a tiled map has 2 in its low four bits (is this a tensor map?)", word[2]);
+  if ((word[2] & 0xdu) != 0 || word[2] == 0)
+    throw fail("tensor map: word 2 is 0x%08x, which no tiled map has (is this a tensor map?)", word[2]);
   if (field(2, 11, 2) != 0) throw fail("tensor map: interleaved layouts are not modelled");
   if ((word[13] & 0xffffffu) != 0)
     throw fail("tensor map: element strides other than 1 are not modelled (word 13 is 0x%08x)", word[13]);

@@ -44,22 +44,15 @@ void for_each_row(const TileCopy& copy, const TensorMap& map, Body body) {
           Row row{static_cast<uint32_t>(begin), static_cast<uint32_t>(end), address, shared};
           if (!inside) row.end = row.begin;
           body(row);
-          shared += map.row_bytes();
+          shared += map.row_pitch();
         }
 }
 
+// The NaN that the hardware fills with has the same 16-bit pattern in every floating-point type.
 void fill(const TensorMap& map, uint8_t* out, uint32_t bytes) {
-  std::memset(out, 0, bytes);
-  if (!map.fill_nan) return;
-  const auto repeat = [&](auto pattern) {
-    for (uint32_t i = 0; i < bytes; i += sizeof pattern) std::memcpy(out + i, &pattern, sizeof pattern);
-  };
-  switch (map.type) {
-    case TensorMapType::kF16: case TensorMapType::kBf16: return repeat(uint16_t{0x7fff});
-    case TensorMapType::kF32: case TensorMapType::kF32Ftz: return repeat(uint32_t{0x7fffffff});
-    case TensorMapType::kF64: return repeat(uint64_t{0x7fffffffffffffff});
-    default: return;
-  }
+  const bool floating = map.type >= TensorMapType::kF16;
+  const uint16_t pattern = map.fill_nan && floating ? 0x7ff7 : 0;
+  for (uint32_t i = 0; i < bytes; i += sizeof pattern) std::memcpy(out + i, &pattern, sizeof pattern);
 }
 
 BulkType reduction_type(const TensorMap& map) {
@@ -87,7 +80,7 @@ void tile_check(const TileCopy& copy) { check(copy, decode_tensor_map(copy.map))
 void tile_load(const TileCopy& copy, const GlobalView& global, const SharedView* destinations, int destination_count) {
   const TensorMap map = decode_tensor_map(copy.map);
   check(copy, map);
-  for (int i = 0; i < destination_count; ++i) destinations[i].check(copy.shared, map.tile_bytes());
+  for (int i = 0; i < destination_count; ++i) destinations[i].check(copy.shared, map.shared_bytes());
   const uint32_t bytes = map.row_bytes();
   uint8_t line[256 * 8];
   for_each_row(copy, map, [&](const Row& row) {
@@ -103,7 +96,7 @@ void tile_load(const TileCopy& copy, const GlobalView& global, const SharedView*
 void tile_store(const TileCopy& copy, Reduction reduction, const SharedView& source, const GlobalView& global) {
   const TensorMap map = decode_tensor_map(copy.map);
   check(copy, map);
-  source.check(copy.shared, map.tile_bytes());
+  source.check(copy.shared, map.shared_bytes());
   uint8_t line[256 * 8];
   for_each_row(copy, map, [&](const Row& row) {
     const uint32_t begin = row.begin * map.element_bytes, end = row.end * map.element_bytes;

@@ -1,0 +1,106 @@
+"""The cases of ptx_cases.py that multiply matrices."""
+
+import numpy as np
+from emu import operands as op
+from emu import tensor_ptx
+from emu.ptx_case import Case
+
+
+def _place(matrices: list, swizzle: str, majors: list, dtype: str) -> tuple:
+    """Operand buffer (40 KiB) with A at 0 or 2048 and B at 16384; and (leading, stride) of each."""
+    shared = np.zeros(49152, np.uint8)
+    layouts = []
+    for matrix, start, major in zip(matrices, (0, 16384), majors, strict=True):
+        layouts.append(None if matrix is None else op.place(shared, start, op.to_bits(matrix, dtype), swizzle, major))
+    return shared, layouts
+
+
+def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=False, scale_b=1, name="") -> Case:
+    rng = np.random.default_rng(n)
+    width = 64 if major_b else 8
+    rows_b = -(-n // width) * width
+    depth_placed = 64
+    a, b = op.integers(rng, (64, depth_placed)), op.integers(rng, (rows_b, depth_placed))
+    shared, (layout_a, layout_b) = _place([None if in_registers else a, b], swizzle, [major_a, major_b], dtype)
+    if in_registers:
+        bits = op.to_bits(a, dtype)
+        registers = np.zeros((4, 128), np.uint32)
+        for thread in range(128):
+            for reg in range(4):
+                row, k = thread // 32 * 16 + thread % 32 // 4 + reg % 2 * 8, reg // 2 * 8 + thread % 4 * 2
+                registers[reg, thread] = int(bits[row, k]) | int(bits[row, k + 1]) << 16
+        shared[:2048] = registers.view(np.uint8).reshape(-1)
+    steps = depth // 16
+    assert steps == 1 or SPAN_OK[swizzle] >= depth
+    text = tensor_ptx.wgmma(n, dtype, d_type, major_a, major_b, 1, scale_b, in_registers, steps,
+                            op.k_step(64, swizzle, major_a, 16), op.k_step(rows_b, swizzle, major_b, 16))
+    product = scale_b * (a[:, :depth] @ b[:n, :depth].T) + 0.0
+    elements = np.zeros((n // 2, 128), np.float32)
+    for thread in range(128):
+        for i in range(n // 2):
+            elements[i, thread] = product[thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8,
+                                          i // 4 * 8 + thread % 4 * 2 + i % 2]
+    if d_type == "f32":
+        expected = elements.view(np.uint32)
+    else:
+        halves = elements.astype(np.float16).view(np.uint16).astype(np.uint32)
+        expected = halves[0::2] | halves[1::2] << 16
+    a_descriptor = 0 if in_registers else op.wgmma_descriptor(0, *layout_a, swizzle)
+    return Case(name or f"wgmma_n{n}_{dtype}_{d_type}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"
+                f"_k{depth}{'_registers' if in_registers else ''}", text,
+                {"results": np.zeros_like(expected), "operands": shared},
+                ("results", "operands", np.uint32(shared.nbytes), np.uint64(a_descriptor),
+                 np.uint64(op.wgmma_descriptor(16384, *layout_b, swizzle)), np.uint32(0)), {"results": expected},
+                block=128, shared=shared.nbytes)
+
+
+SPAN_OK = {"none": 64, "32B": 16, "64B": 32, "128B": 64}  # K that the first tile of a K-major operand holds
+
+
+def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor_memory=False, dtype="bf16") -> Case:
+    rng = np.random.default_rng(m * n)
+    a, b = op.integers(rng, (m, 64)), op.integers(rng, (n, 64))
+    rows, columns = m // group, n // group
+    buffers = []
+    for rank in range(group):
+        mine = a[rank * rows:(rank + 1) * rows]
+        pair = [None if in_tensor_memory else mine, b[rank * columns:(rank + 1) * columns]]
+        shared, (layout_a, layout_b) = _place(pair, swizzle, [major_a, major_b], dtype)
+        if in_tensor_memory:
+            cells = np.zeros((128, 32), np.uint32)
+            words = op.to_bits(mine, dtype).view(np.uint32)
+            if rows == 64 and group == 1:
+                for i in range(4):
+                    cells[32 * i:32 * i + 16] = words[16 * i:16 * i + 16]
+            else:
+                cells[:] = np.concatenate([words] * (128 // rows))
+            shared[:16384] = cells.view(np.uint8).reshape(-1)
+        buffers.append(shared)
+    product = a @ b.T
+    width = n if rows != 64 or group == 1 else n // 2
+    d = np.full((group, width, 128), np.nan, np.float32)
+    for rank in range(group):
+        mine = product[rank * rows:(rank + 1) * rows]
+        if rows == 128:
+            d[rank] = mine.T
+        elif group == 1:
+            for i in range(4):
+                d[rank][:, 32 * i:32 * i + 16] = mine[16 * i:16 * i + 16].T
+        else:
+            d[rank] = np.concatenate([mine[:, :width].T, mine[:, width:].T], 1)
+    known = ~np.isnan(d)
+
+    def check(results):
+        np.testing.assert_array_equal(results.reshape(d.shape).view(np.float32)[known], d[known])
+
+    text = tensor_ptx.tcgen05(group, width, in_tensor_memory, 4, op.k_step(rows, swizzle, major_a, 16),
+                              op.k_step(columns, swizzle, major_b, 16))
+    operands = np.concatenate(buffers)
+    name = (f"tcgen05_m{m}_n{n}_group{group}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"
+            f"{'_tensor_memory' if in_tensor_memory else ''}")
+    return Case(name, text, {"results": np.zeros(d.size, np.uint32), "operands": operands},
+                ("results", "operands", np.uint32(buffers[0].nbytes),
+                 np.uint64(0 if in_tensor_memory else op.tcgen05_descriptor(0, *layout_a, swizzle)),
+                 np.uint64(op.tcgen05_descriptor(16384, *layout_b, swizzle)),
+                 np.uint32(op.instruction_descriptor(m, n, dtype, major_a, major_b))), {"results": check},
+                grid=group, cluster=group, block=128, shared=buffers[0].nbytes, target="sm_100a")
