@@ -117,7 +117,7 @@ CallSite::CallSite(const Dictionary& attributes) {
     throw Failure(ErrorCode::kInvalidArgument, "jax_fa4: the program's call carries no complete compiled module");
   for (size_t i = 0; i < archs.size(); ++i) {
     std::string object = decode_base64(attribute<std::string_view>(attributes, archs[i]));
-    variants.push_back({intern(archs[i], symbols[i], std::move(object)), buffer_counts[i], shared_bytes[i]});
+    variants.push_back({archs[i], intern(archs[i], symbols[i], std::move(object)), buffer_counts[i], shared_bytes[i]});
   }
   const auto sources = attribute<Integers>(attributes, "dims");
   dims.assign(sources.begin(), sources.end());

@@ -57,7 +57,8 @@ struct CallSite {
   // The call site of that key, made on first use. Lives to the end of the process, as its modules do.
   static CallSite& of(const xla::ffi::Dictionary& attributes);
 
-  struct Variant {  // for one architecture
+  struct Variant {
+    std::string arch;
     Module* module;  // lives as long as the process
     int64_t buffer_count, shared_bytes;
   };

@@ -19,6 +19,27 @@ struct RuntimeConfig {  // cudaLaunchConfig_t
 };
 static_assert(sizeof(RuntimeConfig) == 56);
 
+thread_local std::string failed_launch;
+
+std::string launch_text(const RuntimeConfig& config, cuda::Kernel kernel) {
+  constexpr int kCluster = 4, kStaticShared = 1, kMaxDynamicShared = 8;
+  const auto triple = [](const uint32_t* v) {
+    return std::to_string(v[0]) + "x" + std::to_string(v[1]) + "x" + std::to_string(v[2]);
+  };
+  cuda::Device device = 0;
+  int fixed = 0, limit = 0;
+  cuda::driver().cuCtxGetDevice(&device);
+  cuda::driver().cuKernelGetAttribute(&fixed, kStaticShared, kernel, device);
+  cuda::driver().cuKernelGetAttribute(&limit, kMaxDynamicShared, kernel, device);
+  std::string text = "grid " + triple(config.grid) + ", block " + triple(config.block);
+  for (uint32_t i = 0; i < config.attribute_count; ++i) {
+    const auto* value = reinterpret_cast<const uint32_t*>(config.attributes[i].value);
+    if (config.attributes[i].id == kCluster) text += ", cluster " + triple(value);
+  }
+  return text + ", shared memory " + std::to_string(config.shared_bytes) + " bytes of " + std::to_string(limit) +
+         " allowed beside " + std::to_string(fixed);
+}
+
 int library_load(cuda::Library* library, const void* code, void* options, void* values, unsigned count,
                  void* library_options, void* library_values, unsigned library_count) {
   return cuda::driver().cuLibraryLoadData(library, code, options, values, count, library_options, library_values,
@@ -52,8 +73,11 @@ int launch_kernel(const RuntimeConfig* from, cuda::Kernel kernel, void** paramet
   config.stream = from->stream;
   config.attributes = from->attributes;
   config.attribute_count = from->attribute_count;
-  return cuda::driver().cuLaunchKernelEx(&config, kernel, parameters, extra);
+  const cuda::Result result = cuda::driver().cuLaunchKernelEx(&config, kernel, parameters, extra);
+  if (result) failed_launch = launch_text(*from, kernel);
+  return result;
 }
+
 
 void* runtime_symbol(const std::string& name) {
   static const struct {
@@ -91,8 +115,7 @@ const CallSite::Variant& variant_for(const CallSite& site, cuda::Device device) 
   const int minor = cuda::attribute(cuda::kComputeCapabilityMinor, device);
   std::string held;
   for (const CallSite::Variant& variant : site.variants) {
-    const std::string& arch = variant.module->arch;
-    if (runs_on(arch, major, minor)) {
+    if (runs_on(variant.arch, major, minor)) {
       const int64_t limit = cuda::attribute(cuda::kMaxSharedMemoryPerBlockOptin, device);
       if (variant.shared_bytes > limit)
         throw Failure(ErrorCode::kResourceExhausted,
@@ -101,7 +124,7 @@ const CallSite::Variant& variant_for(const CallSite& site, cuda::Device device) 
                           std::to_string(limit) + "; use backend=\"xla\" on this device");
       return variant;
     }
-    held += (held.empty() ? "" : ", ") + arch;
+    held += (held.empty() ? "" : ", ") + variant.arch;
   }
   throw Failure(ErrorCode::kFailedPrecondition,
                 "jax_fa4: this program's " + site.kernel + " holds modules for " + held + ", and the device is " +
@@ -131,6 +154,15 @@ CudaModule::CudaModule(const std::string& object, const std::string& symbol)
   const auto init = reinterpret_cast<int (*)(cuda::Library*)>(find(prefix + "init"));
   if (const int result = init(&library_))
     throw Failure(ErrorCode::kFailedPrecondition, "jax_fa4: loading a module failed: " + cuda::describe(result));
+}
+
+void CudaModule::launch(Arguments& arguments, int32_t sm_count, cuda::Stream stream, const std::string& name) const {
+  failed_launch.clear();
+  host_function_(arguments.vector(sm_count, stream));
+  if (const int32_t result = arguments.result())
+    throw Failure(ErrorCode::kInternal, "jax_fa4: launching " + name + " failed" +
+                                            (failed_launch.empty() ? "" : " (" + failed_launch + ")") + ": " +
+                                            cuda::describe(result));
 }
 
 void CudaModule::prepare(cuda::Device device) {

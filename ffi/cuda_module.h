@@ -17,7 +17,7 @@ class CudaModule {
 
   // Makes the kernels ready on a device; not allowed while a graph is captured.
   void prepare(cuda::Device device);
-  void launch(void** arguments) const { host_function_(arguments); }
+  void launch(Arguments& arguments, int32_t sm_count, cuda::Stream stream, const std::string& name) const;
 
  private:
   std::unique_ptr<emu::LinkedObject> linked_;

@@ -48,10 +48,7 @@ ffi::Error cuda_execute(void* stream, int32_t ordinal, ffi::RemainingArgs operan
     CallSite& site = CallSite::of(attributes);
     const CallSite::Prepared& ready = prepare(site, current_device(stream, ordinal));
     Arguments arguments(site, ready.buffer_count, operands, results);
-    ready.module->launch(arguments.vector(ready.sm_count, stream));
-    if (arguments.result())
-      throw Failure(ffi::ErrorCode::kInternal,
-                    "jax_fa4: launching " + site.kernel + " failed: " + cuda::describe(arguments.result()));
+    ready.module->launch(arguments, ready.sm_count, stream, site.kernel);
   });
 }
 

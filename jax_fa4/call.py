@@ -1,6 +1,6 @@
 """The kernels as a backend: forward and backward of a spec as one primitive, on CUDA devices and on the software GPU.
 
-The primitive carries what JAX has to know (types with shardings and varying axes, batching, lowering per platform); how it
+The primitive carries what JAX has to know: types with shardings and varying axes, batching, lowering per platform. How it
 splits over devices is `partition`, what a device runs is `launch`. It has no derivatives: those are attention's own.
 """
 
@@ -73,10 +73,8 @@ def why_not(backend: str, spec: AttentionSpec, operands: Operands) -> str | None
 
 def _archs(backend: str, spec: AttentionSpec, pass_: plan.Pass) -> tuple[str, ...]:
     """The architectures that a call carries: those wanted, without those of the default that have no plan."""
-    if backend.startswith(_EMULATE):
-        wanted = (backend.removeprefix(_EMULATE),)
-    else:
-        wanted = targets.architectures()
+    emulated = backend.startswith(_EMULATE)
+    wanted = (backend.removeprefix(_EMULATE),) if emulated else targets.architectures()
     refusals = {arch: plan.refusal(spec, arch, (pass_,)) for arch in wanted}
     able = tuple(arch for arch, reason in refusals.items() if reason is None)
     if able == wanted or (able and wanted == plan.DEFAULT_TARGETS):

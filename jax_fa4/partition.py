@@ -1,10 +1,10 @@
 """How a kernel call splits over devices: by batch and by heads, without communication.
 
-The partitioner (Shardy) learns from a rule which dims may be split together; it then asks `_partition` for the layout of
-every operand and for the program of one device. Batch dims and heads keep the layout that q has. KV heads are split with
-the query heads where their number allows; where a mesh axis has more devices than there are KV heads, each device slices
-the ones its query heads read, and backward adds dK and dV over those devices (the one case with communication). All other
-dims, sequences among them, are gathered: a split sequence is the ring's business.
+The partitioner (Shardy) learns from a rule which dims may be split together; it then asks `_partition` for the layout
+of every operand and for the program of one device. Batch dims and heads keep the layout that q has. KV heads are split
+with the query heads where their number allows; where a mesh axis has more devices than there are KV heads, each device
+slices the ones its query heads read, and backward adds dK and dV over those devices (the one case with communication).
+All other dims, sequences among them, are gathered: a split sequence is the ring's business.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import re
 from typing import Any, Literal
 
 from jax_fa4.errors import Unsupported
+from jax_fa4.scores import ScoreMap
 from jax_fa4.spec import AttentionSpec
 
 Pass = Literal["forward", "backward"]
@@ -56,7 +57,6 @@ _HOPPER = {
 }
 _BLACKWELL = {
     "forward": Kernel("jax_fa4.kernels.sm100.plans:forward_plan", "jax_fa4.kernels.sm100.fwd:Forward", by_size=True),
-    "backward": Kernel("jax_fa4.kernels.sm100.bwd.plan:backward_plan", "jax_fa4.kernels.sm100.bwd.kernel:Backward"),
 }
 KERNELS: dict[str, dict[str, Kernel]] = {"sm_90a": _HOPPER, "sm_100a": _BLACKWELL, "sm_103a": _BLACKWELL}
 """For each architecture, the kernel of each pass."""
@@ -85,11 +85,20 @@ def choose_plan(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) ->
     Raises:
       Unsupported: no kernel does it; the reason says what stands in the way.
     """
-    check_architecture(arch)
+    if pass_ not in KERNELS[check_architecture(arch)]:
+        raise Unsupported(f"there is no {pass_} kernel for {arch}")
+    if pass_ == "backward" and _has_floating_operands(spec):
+        raise Unsupported("kernels give no gradients of floating arrays that score functions read")
     try:
         return KERNELS[arch][pass_].make_plan(spec, arch, size)
     except ValueError as error:  # a plan that does not fit its budgets says both numbers
         raise Unsupported(f"no {pass_} plan fits {arch}: {error}") from error
+
+
+def _has_floating_operands(spec: AttentionSpec) -> bool:
+    functions = [mod.function for mod in spec.score_mods if isinstance(mod, ScoreMap)]
+    read = [aval for f in functions for aval in f.jaxpr.in_avals[len(f.jaxpr.in_avals) - f.operand_count :]]
+    return any(aval.dtype.kind == "f" or str(aval.dtype) == "bfloat16" for aval in read)
 
 
 def make_kernel(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) -> Any:
