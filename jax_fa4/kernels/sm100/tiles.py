@@ -107,41 +107,41 @@ class WorkList:
             masks.block_range(spec.mask, first_tile + i, BLOCK_Q // plan.packed_heads, BLOCK_K, geometry)
             for i in range(plan.q_tiles)
         ]
+        ranges = [tuple(Int32(edge) for edge in edges) for edges in ranges]
+        beyond = NUMBERS.maximum(ranges[0][3], ranges[-1][3])
         if plan.split_kv:
-            ranges = _part(ranges, split, self.splits)
-        tiles, start, end = _at_least_one(ranges)
+            ranges = part(ranges, split, self.splits)
+        tiles, start, end = at_least_one(ranges, beyond)
         kv_head = tile.head // (spec.group // plan.packed_heads)
         return Work(first_tile, tile.head, kv_head, tile.batch, split, geometry, tiles, start, end)
 
 
-def _part(ranges: list[tuple], split: Int32, splits: Int32) -> list[tuple]:
-    """The split's part of the blocks that the tiles visit together."""
-    n = NUMBERS
+def part(ranges: list[tuple], split: Any, splits: Any, numbers: masks.Numbers = NUMBERS) -> list[tuple]:
+    """The split's part of each tile's (start, full_start, full_end, end): the tiles' blocks together are cut evenly."""
+    n = numbers
     first, last = ranges[0], ranges[-1]
     start, end = n.minimum(first[0], last[0]), n.maximum(first[3], last[3])
-    length = (end - start + splits - 1) // splits
-    low = start + split * length
+    length = n.floor_divide(end - start + splits - 1, splits)
+    low = n.minimum(start + split * length, end)
     high = n.minimum(low + length, end)
-    return [tuple(n.minimum(n.maximum(edge, low), n.maximum(low, high)) for edge in edges) for edges in ranges]
+    return [tuple(n.minimum(n.maximum(edge, low), high) for edge in edges) for edges in ranges]
 
 
-def _at_least_one(ranges: list[tuple]) -> tuple[tuple[KeyBlocks, ...], Int32, Int32]:
-    """Key blocks of the tiles and their union; a tile without any gets one that holds no key for it."""
-    n = NUMBERS
-    ranges = [tuple(Int32(x) for x in r) for r in ranges]
-    anchor = n.maximum(ranges[0][3], ranges[-1][3])
+def at_least_one(
+    ranges: list[tuple], beyond: Any, numbers: masks.Numbers = NUMBERS
+) -> tuple[tuple[KeyBlocks, ...], Any, Any]:
+    """Key blocks of the tiles, and the (start, end) of all.
+
+    A tile without any gets a block that holds no key for it: where another tile begins, or `beyond`, the end of all
+    blocks that any tile visits in any split.
+    """
+    n = numbers
+    anchor = beyond
     for start, _, _, end in ranges:
         anchor = n.where(start < end, start, anchor)
     tiles = []
     for start, full_start, full_end, end in ranges:
-        some = start < end
-        tiles.append(
-            KeyBlocks(
-                n.where(some, start, anchor),
-                n.where(some, full_start, anchor),
-                n.where(some, full_end, anchor),
-                n.where(some, end, anchor + 1),
-            )
-        )
+        edges = zip((start, full_start, full_end, end), (anchor, anchor, anchor, anchor + 1), strict=True)
+        tiles.append(KeyBlocks(*(n.where(start < end, given, made) for given, made in edges)))
     first, last = tiles[0], tiles[-1]
     return tuple(tiles), n.minimum(first.start, last.start), n.maximum(first.end, last.end)
