@@ -30,12 +30,13 @@ uint64_t Engine::draw(uint64_t now) {
 // Calls `visit(index)` for each operation that may make a step: ready, and at the head of its queue. Ends when it says so.
 template <class F>
 void Engine::heads(F visit) const {
-  uint64_t passed = 0;  // queues whose head has been seen
+  uint64_t passed[kQueues / 64] = {};  // queues whose head has been seen
   for (size_t i = 0; i < pending_.size(); ++i) {
     const int queue = pending_[i].queue;
     if (queue >= 0) {
-      if (passed >> queue & 1) continue;
-      passed |= uint64_t{1} << queue;
+      uint64_t& word = passed[queue / 64];
+      if (word >> (queue % 64) & 1) continue;
+      word |= uint64_t{1} << (queue % 64);
     }
     if (pending_[i].operation->ready() && !visit(i)) return;
   }
@@ -57,6 +58,7 @@ bool Engine::step(Cluster& cluster, size_t index, uint64_t now) {
   } catch (const Error& error) {
     rethrow_at(error, operation->line);
   }
+  operation->finished = done;
   // The step may have issued more, so look the operation up again.
   const auto found = std::find_if(pending_.begin(), pending_.end(),
                                   [&](const Pending& p) { return p.operation == operation; });

@@ -16,21 +16,21 @@ class Cluster;
 inline constexpr uint64_t kAtOnce = 0;
 inline constexpr uint64_t kLate = UINT64_MAX;
 
-class Operation {
+class Operation : public std::enable_shared_from_this<Operation> {
  public:
   virtual ~Operation() = default;
   // Does the next step; true when there are no more. May throw Error.
   virtual bool step(Cluster&) = 0;
   // False while the step cannot be made yet (a WGMMA that not all warps have issued).
   virtual bool ready() const { return true; }
-  int line = 0;  // PTX
-  uint32_t warp = 0;
+  int line = 0;           // PTX
+  bool finished = false;  // set by the engine after the last step
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
 class Engine {
  public:
-  static constexpr int kQueues = 64;
+  static constexpr int kQueues = 256;
   explicit Engine(uint64_t seed = 0, uint64_t stream = 0) : random_(seed, stream) {}
 
   // `queue`: operations of one queue (0 and up) are made in order, each wholly before the next; -1: independent.

@@ -57,6 +57,7 @@ struct Inst {
   Unit unit = Unit::kOther;
   bool joins = false;         // lanes that diverged before may wait here for each other
   bool aligned = false;       // all lanes of the warp must execute it together
+  bool chains = false;        // follows operations in flight in their order: no wait for registers they hold
   bool always = false;        // execute even when the guard masks off every lane
   uint32_t line = 0;          // PTX
 };

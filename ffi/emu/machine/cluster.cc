@@ -36,6 +36,9 @@ Cta::Cta(Cluster& owner, uint32_t cta_rank, Dim3 cta_index)
   const Dim3 block = launch.config.block;
   const uint32_t threads = block.x * block.y * block.z;
   for (uint32_t w = 0; w * kLanes < threads; ++w) warps.push_back(std::make_unique<Warp>(*this, w, threads));
+  // What ptxas gives each thread when a kernel uses setmaxnreg: an equal share of the multiprocessor's registers.
+  const uint32_t share = launch.program.max_registers ? launch.program.max_registers : 65536 / (32 * static_cast<uint32_t>(warps.size()));
+  for (auto& warp : warps) warp->register_budget = std::min(share, 256u) / 8 * 8;
 }
 
 TensorMemory& Cta::tensor_memory() {

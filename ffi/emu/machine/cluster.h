@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,15 @@
 namespace emu {
 
 class Launch;
+
+class WgmmaOperation;
+
+// A warpgroup's WGMMAs in flight: each is made when its four warps have issued it.
+struct Warpgroup {
+  std::deque<std::shared_ptr<WgmmaOperation>> pending;
+  uint64_t first = 0;  // number of the first pending one
+  int queue = -1;
+};
 
 struct NamedBarrier {
   uint32_t arrived = 0, expected = 0;
@@ -34,6 +44,8 @@ class Cta {
   std::unique_ptr<TensorMemory> tensor;  // made by the first tcgen05.alloc
   NamedBarrier named[16];
   uint32_t registers_free = 0;           // that setmaxnreg.inc may take
+  Warpgroup warpgroups[8];
+  int tensor_queue = -1;                 // of tcgen05.mma, cp and commit
   std::vector<std::unique_ptr<Warp>> warps;
   TensorMemory& tensor_memory();
 
@@ -62,6 +74,7 @@ class Cluster {
   std::vector<OperationPtr> turn_operations;  // that wait for their turn at global memory
   State state = State::kReady;
 
+  int new_queue() { return queues_++; }
   void event() { last_event_ = now; ++events_; }    // something changed that others may wait for
   uint64_t events() const { return events_; }
   SharedView& shared_of(uint32_t address, const char* what);  // by the rank in bits 24 and up
@@ -78,6 +91,7 @@ class Cluster {
   bool schedule();
   bool give_up_polls();
   Random random_;
+  int queues_ = 0;
   uint64_t last_event_ = 0, events_ = 0;
   uint64_t events_at_give_up_ = UINT64_MAX;
   std::vector<Warp*> warps_;

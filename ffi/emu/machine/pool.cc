@@ -1,5 +1,7 @@
 #include "machine/pool.h"
 
+#include <xmmintrin.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -55,6 +57,7 @@ class Pool {
     }
   }
   void serve() {
+    _mm_setcsr(0x1f80);  // IEEE arithmetic, whatever mode the creating thread was in
     std::unique_lock lock(mutex_);
     while (true) {
       wake_.wait(lock, [&] { return stop_ || !jobs_.empty(); });

@@ -334,6 +334,7 @@ void Warp::release(const OperationPtr& operation) {
 }
 
 bool Warp::interlock(const Inst& in) {
+  if (in.chains) return true;
   const uint16_t* begin = program_.touched.data() + in.touched;
   const uint16_t* end = begin + in.touched_count;
   for (size_t i = 0; i < held_.size();) {

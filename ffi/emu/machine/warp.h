@@ -54,6 +54,26 @@ struct BulkGroups {
   std::shared_ptr<BulkGroup> open;
 };
 
+// Asynchronous operations of a warp, by group.
+struct OperationGroups {
+  std::deque<std::vector<OperationPtr>> committed;
+  std::vector<OperationPtr> open;
+
+  void commit() {
+    committed.push_back(std::move(open));
+    open.clear();
+  }
+  // True when all but the last `keep` groups are done; forgets those.
+  bool done_but(size_t keep) {
+    while (committed.size() > keep) {
+      for (const OperationPtr& operation : committed.front())
+        if (!operation->finished) return false;
+      committed.pop_front();
+    }
+    return true;
+  }
+};
+
 class Warp {
  public:
   Warp(Cta& cta, uint32_t index, uint32_t threads);
@@ -112,10 +132,10 @@ class Warp {
   const uint32_t index;            // in its CTA
   WarpCounters counters;
   BulkGroups bulk[kLanes];
-  std::deque<std::vector<OperationPtr>> wgmma_groups;  // committed
-  std::vector<OperationPtr> wgmma_open;
+  OperationGroups wgmma_groups;
   uint64_t wgmma_issued = 0;
-  std::vector<OperationPtr> tensor_stores;  // tcgen05.st in flight
+  OperationGroups copy_groups;     // cp.async
+  std::vector<OperationPtr> tensor_loads, tensor_stores;  // tcgen05.ld and st in flight
   Mask warp_sync_arrived = 0;      // bar.warp.sync
   uint64_t warp_sync_generation = 0;
   uint32_t register_budget = 0;    // setmaxnreg

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#pragma GCC optimize("fp-contract=fast")  // exact products (see the header): fusing changes no bit
+
 namespace emu {
 namespace {
 

@@ -1,0 +1,136 @@
+// Asynchronous copies as operations of the engine (async/engine.h).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "exec/address.h"
+#include "machine/mbarrier.h"
+#include "tensor/units.h"
+
+namespace emu {
+
+// Copies into shared memory that report to mbarriers: first the data, later the completion.
+struct Destination {
+  uint32_t shared;   // address with the CTA's rank
+  uint32_t barrier;  // likewise
+};
+
+class LoadOperation : public Operation {
+ public:
+  std::vector<Destination> destinations;
+  uint32_t bytes = 0;  // that each destination's barrier counts
+  bool step(Cluster& cluster) override {
+    if (!written_) {
+      write(cluster);
+      written_ = true;
+      return false;
+    }
+    for (const Destination& d : destinations) mbarrier::complete_tx(cluster, d.barrier, bytes);
+    return true;
+  }
+
+ protected:
+  virtual void write(Cluster&) = 0;
+
+ private:
+  bool written_ = false;
+};
+
+class TileLoad final : public LoadOperation {
+ public:
+  TileCopy tile;
+
+ protected:
+  void write(Cluster& cluster) override;
+};
+
+class BulkLoad final : public LoadOperation {  // global or shared memory to shared memory
+ public:
+  uint64_t global = 0;
+  uint32_t source = 0;  // when global is 0
+  Reduction reduction = Reduction::kNone;
+  BulkType type = BulkType::kB32;
+
+ protected:
+  void write(Cluster& cluster) override;
+};
+
+// Copies from shared to global memory, in bulk groups: first the source is read, later the destination is written. What
+// other clusters may read or add to at the same time is written when its turn comes.
+class StoreOperation : public Operation {
+ public:
+  std::shared_ptr<BulkGroup> group;
+  SharedView source;
+  bool step(Cluster& cluster) override;
+
+ protected:
+  virtual void read(Cluster&) = 0;
+  virtual void write(Cluster&) = 0;
+  virtual bool needs_turn() const = 0;
+
+ private:
+  enum { kRead, kWrite, kTurn } stage_ = kRead;
+};
+
+class TileStore final : public StoreOperation {
+ public:
+  TileCopy tile;
+  Reduction reduction = Reduction::kNone;
+
+ protected:
+  void read(Cluster&) override;
+  void write(Cluster&) override;
+  bool needs_turn() const override { return reduction != Reduction::kNone; }
+
+ private:
+  std::unique_ptr<uint8_t[]> copy_;
+  SharedView view_;
+};
+
+class BulkStore final : public StoreOperation {
+ public:
+  uint64_t global = 0;
+  uint32_t shared = 0, bytes = 0;
+  Reduction reduction = Reduction::kNone;
+  BulkType type = BulkType::kB32;
+
+ protected:
+  void read(Cluster&) override;
+  void write(Cluster&) override;
+  bool needs_turn() const override { return reduction != Reduction::kNone; }
+
+ private:
+  std::vector<uint8_t> copy_;
+};
+
+// cp.async of the lanes of a warp.
+class LaneCopy final : public Operation {
+ public:
+  struct Lane {
+    uint64_t global;
+    uint32_t shared, source_bytes;
+  };
+  SharedView view;
+  uint32_t bytes = 0;
+  std::vector<Lane> lanes;
+  bool step(Cluster&) override;
+};
+
+// cp.async.mbarrier.arrive: arrives when the copies before it are done.
+class CopyArrive final : public Operation {
+ public:
+  std::vector<OperationPtr> before;
+  std::vector<uint32_t> barriers;  // one a lane
+  bool ready() const override {
+    for (const OperationPtr& operation : before)
+      if (!operation->finished) return false;
+    return true;
+  }
+  bool step(Cluster& cluster) override {
+    for (uint32_t address : barriers) mbarrier::arrive(cluster, address, 1);
+    return true;
+  }
+};
+
+}  // namespace emu

@@ -1,0 +1,84 @@
+// tcgen05 operations in flight (async/engine.h).
+#pragma once
+
+#include <vector>
+
+#include "core/lanes.h"
+#include "machine/cluster.h"
+#include "machine/mbarrier.h"
+#include "tensor/units.h"
+
+namespace emu {
+
+class TensorLoad final : public Operation {
+ public:
+  TensorLoad(const TmemAccess& access, Warp& warp, const std::vector<Slot>& slots) : access_(access), warp_(warp), slots_(slots) {}
+  bool step(Cluster&) override {
+    uint32_t unused[kLanes];
+    uint32_t* registers[256];
+    for (size_t i = 0; i < slots_.size(); ++i) registers[i] = slots_[i] == kNoSlot ? unused : warp_.words(slots_[i]);
+    tmem_load(access_, warp_.cta.tensor_memory(), registers);
+    warp_.release(shared_from_this());
+    return true;
+  }
+
+ private:
+  const TmemAccess access_;
+  Warp& warp_;
+  const std::vector<Slot>& slots_;
+};
+
+class TensorStore final : public Operation {
+ public:
+  TensorStore(const TmemAccess& access, TensorMemory& tensor) : access_(access), tensor_(tensor) {}
+  std::vector<Lanes32> values;
+  OperationPtr previous;  // stores of a warp happen in order
+  bool ready() const override { return !previous || previous->finished; }
+  bool step(Cluster& cluster) override {
+    const uint32_t* registers[256];
+    for (size_t i = 0; i < values.size(); ++i) registers[i] = values[i].lane;
+    tmem_store(access_, tensor_, registers);
+    previous.reset();
+    cluster.event();
+    return true;
+  }
+
+ private:
+  const TmemAccess access_;
+  TensorMemory& tensor_;
+};
+
+class TensorMma final : public Operation {
+ public:
+  Tcgen05Mma mma{};
+  bool step(Cluster& cluster) override {
+    const MmaWork work = tcgen05_mma(mma);
+    cluster.traffic.tensor_flops += 2ull * work.m * work.n * work.k;
+    ++cluster.traffic.mma_shapes["tcgen05.cta_group::" + std::to_string(mma.cta_group) + ".m" + std::to_string(work.m) + "n" +
+                                 std::to_string(work.n) + "k" + std::to_string(work.k)];
+    cluster.event();
+    return true;
+  }
+};
+
+class TensorCopy final : public Operation {
+ public:
+  Tcgen05Copy copy{};
+  std::vector<Cta*> ctas;
+  bool step(Cluster& cluster) override {
+    for (Cta* cta : ctas) tcgen05_cp(copy, cta->shared, cta->tensor_memory());
+    cluster.event();
+    return true;
+  }
+};
+
+class TensorCommit final : public Operation {
+ public:
+  std::vector<uint32_t> barriers;
+  bool step(Cluster& cluster) override {
+    for (uint32_t address : barriers) mbarrier::arrive(cluster, address, 1);
+    return true;
+  }
+};
+
+}  // namespace emu

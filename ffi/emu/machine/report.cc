@@ -1,0 +1,126 @@
+// Counters as JSON.
+#include <cinttypes>
+#include <cstdio>
+
+#include "machine/module.h"
+
+namespace emu {
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    if (c == '\n') result += "\\n";
+    else if (static_cast<unsigned char>(c) >= 32) result += c;
+  }
+  return result + "\"";
+}
+class Writer {
+ public:
+  void number(const char* key, uint64_t value) {
+    field(key);
+    text_ += std::to_string(value);
+  }
+  void raw(const char* key, const std::string& value) {
+    field(key);
+    text_ += value;
+  }
+  std::string object() const { return "{" + text_ + "}"; }
+
+ private:
+  void field(const char* key) {
+    if (!text_.empty()) text_ += ",";
+    text_ += quoted(key) + ":";
+  }
+  std::string text_;
+};
+template <class T, class F>
+std::string list(const T& items, F write) {
+  std::string result = "[";
+  for (const auto& item : items) result += (result.size() > 1 ? "," : "") + write(item);
+  return result + "]";
+}
+std::string units_json(const uint64_t* units) {
+  Writer w;
+  for (size_t u = 0; u < static_cast<size_t>(Unit::kCount); ++u) w.number(kUnitNames[u], units[u]);
+  return w.object();
+}
+
+std::string kernel_json(const KernelCounters& k, const Program& program) {
+  uint64_t units[static_cast<size_t>(Unit::kCount)] = {}, instructions = 0, lanes = 0;
+  for (const WarpCounters& warp : k.warps) {
+    for (size_t u = 0; u < static_cast<size_t>(Unit::kCount); ++u) units[u] += warp.units[u];
+    instructions += warp.instructions;
+    lanes += warp.lanes;
+  }
+  const TrafficCounters& t = k.traffic;
+  Writer w, traffic, shapes;
+  traffic.number("global_read", t.global_read);
+  traffic.number("global_written", t.global_written);
+  traffic.number("shared_read", t.shared_read);
+  traffic.number("shared_written", t.shared_written);
+  traffic.number("tensor_memory_read", t.tensor_memory_read);
+  traffic.number("tensor_memory_written", t.tensor_memory_written);
+  traffic.number("bulk_read", t.bulk_read);
+  traffic.number("bulk_written", t.bulk_written);
+  for (const auto& [shape, count] : t.mma_shapes) shapes.number(shape.c_str(), count);
+  w.raw("kernel", quoted(k.kernel));
+  w.number("launches", k.launches);
+  w.number("clusters", k.clusters);
+  w.number("ctas", k.ctas);
+  w.number("instructions", instructions);
+  w.number("active_lanes", lanes);
+  w.number("tensor_flops", t.tensor_flops);
+  w.number("poll_retries", t.poll_retries);
+  w.raw("units", units_json(units));
+  w.raw("bytes", traffic.object());
+  w.raw("mma", shapes.object());
+  w.raw("warps", list(k.warps, [](const WarpCounters& warp) {
+          Writer one;
+          one.number("instructions", warp.instructions);
+          one.number("active_lanes", warp.lanes);
+          one.raw("units", units_json(warp.units));
+          return one.object();
+        }));
+  std::string lines = "[";
+  for (size_t i = 0; i < k.executed.size(); ++i)
+    if (k.executed[i])
+      lines += (lines.size() > 1 ? ",[" : "[") + std::to_string(program.code[i].line) + "," + std::to_string(k.executed[i]) + "]";
+  w.raw("lines", lines + "]");  // [PTX line, times executed by a warp]
+  return w.object();
+}
+
+}  // namespace
+
+void Report::add(KernelCounters&& counters, const Program& program) {
+  programs[counters.kernel] = &program;
+  for (KernelCounters& have : kernels) {
+    if (have.kernel != counters.kernel) continue;
+    have.launches += counters.launches;
+    have.clusters += counters.clusters;
+    have.ctas += counters.ctas;
+    have.traffic.add(counters.traffic);
+    for (size_t i = 0; i < have.executed.size(); ++i) have.executed[i] += counters.executed[i];
+    have.warps.resize(std::max(have.warps.size(), counters.warps.size()));
+    for (size_t i = 0; i < counters.warps.size(); ++i) {
+      for (size_t u = 0; u < static_cast<size_t>(Unit::kCount); ++u) have.warps[i].units[u] += counters.warps[i].units[u];
+      have.warps[i].instructions += counters.warps[i].instructions;
+      have.warps[i].lanes += counters.warps[i].lanes;
+    }
+    return;
+  }
+  kernels.push_back(std::move(counters));
+}
+
+std::string Report::json() const {
+  Writer w;
+  w.number("seed", options.seed);
+  w.number("sm_count", options.sm_count);
+  w.number("architecture", static_cast<uint64_t>(options.architecture));
+  w.raw("kernels", list(kernels, [&](const KernelCounters& k) { return kernel_json(k, *programs.at(k.kernel)); }));
+  w.raw("complaints", list(complaints, quoted));
+  return w.object();
+}
+
+}  // namespace emu
