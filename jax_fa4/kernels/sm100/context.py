@@ -125,11 +125,11 @@ class Context:
 
     @property
     def k_tile(self) -> tuple[int, int]:
-        return BLOCK_K, self.plan.head_dim
+        return BLOCK_K, self.plan.head_dim // self.plan.kv_chunks
 
     @property
     def v_tile(self) -> tuple[int, int]:
-        return self.plan.value_head_dim, BLOCK_K
+        return self.plan.value_head_dim, BLOCK_K // self.plan.kv_chunks
 
 
 def query_of(context: Context, work, tile, row):

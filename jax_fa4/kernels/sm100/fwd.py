@@ -36,6 +36,9 @@ class Forward:
         self.dtype = DTYPES[spec.dtype]
         self.qk_tiler = (BLOCK_Q, BLOCK_K, plan.head_dim)
         self.pv_tiler = (BLOCK_Q, plan.value_head_dim, BLOCK_K)
+        # What a stage of the ring holds of K and V.
+        self.k_tiler = (BLOCK_Q, BLOCK_K, plan.head_dim // plan.kv_chunks)
+        self.v_tiler = (BLOCK_Q, plan.value_head_dim, BLOCK_K // plan.kv_chunks)
 
     @cute.jit
     def __call__(self, g, dims, stream):
@@ -79,8 +82,8 @@ class Forward:
         """Shared memory of Q, K, V and O, and P's arrangement in tensor memory. K and V share one ring of stages."""
         plan, dtype = self.plan, self.dtype
         q = blackwell.make_smem_layout_a(qk, self.qk_tiler, dtype, plan.q_tiles)
-        k = blackwell.make_smem_layout_b(qk, self.qk_tiler, dtype, plan.kv_stages)
-        v = blackwell.make_smem_layout_b(pv, self.pv_tiler, dtype, plan.kv_stages)
+        k = blackwell.make_smem_layout_b(qk, self.k_tiler, dtype, plan.kv_stages)
+        v = blackwell.make_smem_layout_b(pv, self.v_tiler, dtype, plan.kv_stages)
         o = blackwell.make_smem_layout_epi(
             dtype, utils.LayoutEnum.ROW_MAJOR, (BLOCK_Q, plan.value_head_dim), plan.q_tiles
         )
@@ -105,8 +108,8 @@ class Forward:
         k, v = permuted(g.k, 1, 3, 2, 0), permuted(g.v, 3, 1, 2, 0)
         a, b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
         load_q, q = a(load_op, q, one_stage(layouts.q), self.qk_tiler, qk, cluster)
-        load_k, k = b(load_op, k, one_stage(layouts.k), self.qk_tiler, qk, cluster)
-        load_v, v = b(load_op, v, one_stage(layouts.v), self.pv_tiler, pv, cluster)
+        load_k, k = b(load_op, k, one_stage(layouts.k), self.k_tiler, qk, cluster)
+        load_v, v = b(load_op, v, one_stage(layouts.v), self.v_tiler, pv, cluster)
         store_o = None
         if not plan.float32_out:
             store_o, o = cpasync.make_tiled_tma_atom(

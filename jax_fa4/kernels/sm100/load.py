@@ -55,18 +55,20 @@ def _partition(atom, shared, tiles):
 
 @cute.jit
 def _fetch(context: Context, state, which: cutlass.Constexpr, work, block, source, target):
-    """Loads one key block of K or V into the next stage of the ring; returns the ring's next state."""
-    pipe, memory = context.barriers.kv, context.memory
+    """Loads a key block of K or V, chunk by chunk, into the next stages of the ring; returns the ring's next state.
+
+    Chunks divide what the product sums over: columns of K, keys of V.
+    """
+    pipe, memory, chunks = context.barriers.kv, context.memory, context.plan.kv_chunks
     is_k = which == "k"
-    tile = source[None, block, 0, work.kv_head, work.batch] if cutlass.const_expr(is_k) else (
-        source[None, 0, block, work.kv_head, work.batch]
-    )
-    pipe.producer_acquire(state, expected_tx=context.tx_bytes[which])
-    cute.copy(
-        memory.load_k if cutlass.const_expr(is_k) else memory.load_v,
-        tile,
-        target[None, state.index],
-        tma_bar_ptr=pipe.producer_get_barrier(state),
-    )
-    state.advance()
+    for chunk in cutlass.range_constexpr(chunks):
+        at = (block, chunk) if cutlass.const_expr(is_k) else (0, block * chunks + chunk)
+        pipe.producer_acquire(state, expected_tx=context.tx_bytes[which])
+        cute.copy(
+            memory.load_k if cutlass.const_expr(is_k) else memory.load_v,
+            source[None, *at, work.kv_head, work.batch],
+            target[None, state.index],
+            tma_bar_ptr=pipe.producer_get_barrier(state),
+        )
+        state.advance()
     return state

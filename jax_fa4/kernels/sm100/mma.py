@@ -32,32 +32,71 @@ def _operands(context: Context):
 
 
 @cute.jit
-def _score(context: Context, slot, q, k):
-    """S of a slot = Q K^T."""
-    qk = cute.make_tiled_mma(context.qk.op)  # its own: `set` changes the object
+def _score(context: Context, slot, q, k, state, own_ring: cutlass.Constexpr):
+    """S of a slot = Q K^T; returns the ring's state after K. With `own_ring` it waits for K's chunks and releases them."""
+    qk, kv = cute.make_tiled_mma(context.qk.op), context.barriers.kv  # a product of its own: `set` changes it
     accumulator = scores(context, slot)
-    for i in cutlass.range_constexpr(cute.size(q, mode=[2])):
-        qk.set(tcgen05.Field.ACCUMULATE, i != 0)
-        cute.gemm(qk, accumulator, q[None, None, i], k[None, None, i], accumulator)
+    state = state.clone()
+    count = cute.size(k, mode=[2])
+    for chunk in cutlass.range_constexpr(context.plan.kv_chunks):
+        if cutlass.const_expr(own_ring):
+            kv.consumer_wait(state)
+        for i in cutlass.range_constexpr(count):
+            qk.set(tcgen05.Field.ACCUMULATE, chunk + i != 0)
+            cute.gemm(
+                qk, accumulator, q[None, None, chunk * count + i], k[None, None, i, state.index], accumulator
+            )
+        if cutlass.const_expr(own_ring):
+            kv.consumer_release(state)
+        state.advance()
     commit(context.barriers.score_full, slot)
+    return state
 
 
 @cute.jit
-def _output(context: Context, slot, tile, phase, v, accumulate):
-    """O of a tile += P V with the slot's P; the products over P's tail wait for it apart."""
+def _output(context: Context, place, v, state, accumulate, own_ring: cutlass.Constexpr):
+    """O of a tile += P V with a slot's P; `place` is (slot, tile, phase). Products over P's tail wait for it apart."""
+    slot, tile, phase = place
     pv, barriers = cute.make_tiled_mma(context.pv.op), context.barriers
+    p, accumulator = probabilities(context, slot), products(context, tile)
+    state = state.clone()
+    count = cute.size(v, mode=[2])
+    tail = context.plan.kv_chunks * count * _HEAD_COLUMNS // 128
     barriers.p_full.wait(slot, phase)
     tmem_fence("after")
-    p = probabilities(context, slot)
-    accumulator = products(context, tile)
-    count = cute.size(p, mode=[2])
-    head = count * _HEAD_COLUMNS // 128
-    for i in cutlass.range_constexpr(count):
-        if cutlass.const_expr(i == head):
-            barriers.p_tail.wait(slot, phase)
-            tmem_fence("after")
-        pv.set(tcgen05.Field.ACCUMULATE, accumulate if cutlass.const_expr(i == 0) else True)
-        cute.gemm(pv, accumulator, p[None, None, i], v[None, None, i], accumulator)
+    for chunk in cutlass.range_constexpr(context.plan.kv_chunks):
+        if cutlass.const_expr(own_ring):
+            barriers.kv.consumer_wait(state)
+        for i in cutlass.range_constexpr(count):
+            step = chunk * count + i
+            if cutlass.const_expr(step == tail):
+                barriers.p_tail.wait(slot, phase)
+                tmem_fence("after")
+            pv.set(tcgen05.Field.ACCUMULATE, accumulate if cutlass.const_expr(step == 0) else True)
+            cute.gemm(pv, accumulator, p[None, None, step], v[None, None, i, state.index], accumulator)
+        if cutlass.const_expr(own_ring):
+            barriers.kv.consumer_release(state)
+        state.advance()
+    return state
+
+
+@cute.jit
+def _await_chunks(context: Context, state):
+    """Waits for all chunks of a tile of K or V; returns the ring's state after them."""
+    state = state.clone()
+    for _ in cutlass.range_constexpr(context.plan.kv_chunks):
+        context.barriers.kv.consumer_wait(state)
+        state.advance()
+    return state
+
+
+@cute.jit
+def _release_chunks(context: Context, state):
+    """Frees all chunks of a tile of K or V once the products issued so far are done."""
+    state = state.clone()
+    for _ in cutlass.range_constexpr(context.plan.kv_chunks):
+        context.barriers.kv.consumer_release(state)
+        state.advance()
 
 
 @cute.jit
@@ -65,9 +104,8 @@ def _two_tiles(context: Context):
     """Each query tile has its slot and its O; K and V are shared. Tile i's S of a block follows its O of the last one."""
     plan, barriers = context.plan, context.barriers
     q, k, v = _operands(context)
-    kv_pipe, q_pipe = barriers.kv, barriers.q
     q_phase = Int32(0)
-    kv_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.kv_stages)
+    ring = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.kv_stages)
     phases = cute.make_rmem_tensor((2,), Int32)  # of p_full, by slot
     phases.fill(0)
     number = cute.arch.block_idx()[0]
@@ -75,32 +113,31 @@ def _two_tiles(context: Context):
         work = context.work.at(number)
         for step in cutlass.range(work.count + 1, unroll=1):
             block = work.end - 1 - step
-            v_state = kv_state.clone()
+            v_state = ring.clone()
             if step > 0:
-                kv_pipe.consumer_wait(v_state)
-                kv_state.advance()
+                ring = _await_chunks(context, v_state)
+            k_state = ring.clone()
             for i in cutlass.range_constexpr(2):
                 blocks = work.tiles[i]
                 if blocks.has(block + 1):
-                    _output(context, i, i, phases[i], v[None, None, None, v_state.index], block + 1 != blocks.end - 1)
+                    _output(context, (i, i, phases[i]), v, v_state, block + 1 != blocks.end - 1, False)
                     phases[i] = phases[i] ^ 1
                     if block + 1 == blocks.start:
                         commit(barriers.o_full, i)
                 if step < work.count:
                     if cutlass.const_expr(i == 0):
-                        kv_pipe.consumer_wait(kv_state)
+                        ring = _await_chunks(context, k_state)
                     if step == 0:
                         barriers.q.sync_object_full.wait(i, q_phase)
                     if blocks.has(block):
-                        _score(context, i, q[None, None, None, i], k[None, None, None, kv_state.index])
+                        _score(context, i, q[None, None, None, i], k, k_state, False)
             if step > 0:
-                kv_pipe.consumer_release(v_state)
+                _release_chunks(context, v_state)
             if step < work.count:
-                kv_pipe.consumer_release(kv_state)
-                kv_state.advance()
+                _release_chunks(context, k_state)
             if step == work.count - 1:
                 for i in cutlass.range_constexpr(2):
-                    commit(q_pipe.sync_object_empty, i)
+                    commit(barriers.q.sync_object_empty, i)
         q_phase ^= 1
         number += cute.arch.grid_dim()[0]
 
@@ -110,30 +147,21 @@ def _one_tile(context: Context):
     """Successive key blocks alternate between the score slots, and S of a block is issued before O of the last one."""
     plan, barriers = context.plan, context.barriers
     q, k, v = _operands(context)
-    kv_pipe = barriers.kv
     q_phase, turn = Int32(0), Int32(0)
-    kv_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.kv_stages)
+    ring = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.kv_stages)
     number = cute.arch.block_idx()[0]
     while number < context.work.count:
         work = context.work.at(number)
         barriers.q.sync_object_full.wait(0, q_phase)
         for step in cutlass.range(work.count + 1, unroll=1):
             if step < work.count:
-                kv_pipe.consumer_wait(kv_state)
-                _score(context, turn % SLOTS, q[None, None, None, 0], k[None, None, None, kv_state.index])
-                kv_pipe.consumer_release(kv_state)
-                kv_state.advance()
-                turn += 1
+                ring = _score(context, (turn + step) % SLOTS, q[None, None, None, 0], k, ring, True)
                 if step == work.count - 1:
                     commit(barriers.q.sync_object_empty, 0)
             if step > 0:
-                before = turn - 1 if step == work.count else turn - 2
-                kv_pipe.consumer_wait(kv_state)
-                _output(
-                    context, before % SLOTS, 0, (before // SLOTS) % 2, v[None, None, None, kv_state.index], step > 1
-                )
+                before = turn + step - 1
+                ring = _output(context, (before % SLOTS, 0, (before // SLOTS) % 2), v, ring, step > 1, True)
                 commit(barriers.o_full, 0)
-                kv_pipe.consumer_release(kv_state)
-                kv_state.advance()
+        turn += work.count
         q_phase ^= 1
         number += cute.arch.grid_dim()[0]

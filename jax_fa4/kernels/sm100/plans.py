@@ -75,7 +75,9 @@ class ForwardPlan:
       head_dim, value_head_dim: D and E, padded (see TILE_DIMS).
       itemsize: bytes of an input element.
       q_tiles: query tiles of 128 rows a CTA works on at once, 2 or 1.
-      kv_stages: tiles in the ring that K and V share.
+      kv_chunks: parts in which a tile of K or V is loaded: with few stages, a part's memory is free before the whole
+        product is done.
+      kv_stages: chunks in the ring that K and V share.
       o_over_q: O leaves through the shared memory that Q came in, so the next Q waits for O's store.
       float32_out: O leaves in float32, from registers: asked for, or a part under split-KV.
       exp2_on_fma: of the 16 pairs in each of the four 32-column parts of a row, how many have their exponential
@@ -93,6 +95,7 @@ class ForwardPlan:
     value_head_dim: int
     itemsize: int = 2
     q_tiles: int = 2
+    kv_chunks: int = 1
     kv_stages: int = 3
     o_over_q: bool = False
     float32_out: bool = False
@@ -121,7 +124,7 @@ class ForwardPlan:
 
     @property
     def kv_stage_bytes(self) -> int:
-        return BLOCK_K * max(self.head_dim, self.value_head_dim) * self.itemsize
+        return BLOCK_K * max(self.head_dim, self.value_head_dim) * self.itemsize // self.kv_chunks
 
     @property
     def o_tile_bytes(self) -> int:
@@ -161,9 +164,15 @@ def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
         split_kv=few,
         longest_first=bounded,
     )
-    smallest = ForwardPlan(kv_stages=2, **common)
-    spare = SMEM_BYTES - smallest.smem_bytes
-    return dataclasses.replace(smallest, kv_stages=min(2 + spare // smallest.kv_stage_bytes, MAX_STAGES))
+    whole = _with_most_stages(ForwardPlan(kv_stages=2, **common))
+    if whole.kv_stages > 2 or head_dim % 64:
+        return whole
+    return _with_most_stages(ForwardPlan(kv_chunks=2, kv_stages=4, **common))
+
+
+def _with_most_stages(plan: ForwardPlan) -> ForwardPlan:
+    spare = SMEM_BYTES - plan.smem_bytes
+    return dataclasses.replace(plan, kv_stages=min(plan.kv_stages + spare // plan.kv_stage_bytes, MAX_STAGES))
 
 
 def _padded(dim: int) -> int:
