@@ -39,6 +39,27 @@ emu::MachineOptions convert(const emu_options* given, int architecture) {
   return options;
 }
 
+// Runs `body`, and turns what it throws into an error and what it counted into a report.
+template <class F>
+int run(emu_module* module, const emu_options* given, emu_report** report, emu_error** error, F body) {
+  int result = 0;
+  try {
+    emu::Report collected;
+    collected.options = convert(given, module->module.architecture());
+    try {
+      body(collected.options, collected);
+    } catch (const std::exception& problem) {
+      set_error(error, problem.what());
+      result = 1;
+    }
+    if (report) *report = new emu_report{collected.json()};
+  } catch (const std::exception& problem) {
+    set_error(error, problem.what());
+    result = 1;
+  }
+  return result;
+}
+
 }  // namespace
 
 extern "C" {
@@ -60,22 +81,22 @@ emu_module* emu_load(const uint8_t* object, uint64_t object_bytes, const char* p
 void emu_unload(emu_module* module) { delete module; }
 
 int emu_run(emu_module* module, void** args, const emu_options* options, emu_report** report, emu_error** error) {
-  int result = 0;
-  try {
-    emu::Report collected;
-    collected.options = convert(options, module->module.architecture());
-    try {
-      module->module.run(args, collected.options, collected);
-    } catch (const std::exception& problem) {
-      set_error(error, problem.what());
-      result = 1;
-    }
-    if (report) *report = new emu_report{collected.json()};
-  } catch (const std::exception& problem) {
-    set_error(error, problem.what());
-    result = 1;
-  }
-  return result;
+  return run(module, options, report, error,
+             [&](const emu::MachineOptions& o, emu::Report& r) { module->module.run(args, o, r); });
+}
+
+int emu_launch(emu_module* module, const char* kernel, const emu_launch_config* config, const emu_options* options,
+               emu_report** report, emu_error** error) {
+  emu::LaunchConfig launch;
+  launch.kernel = kernel;
+  const auto dim3 = [](const uint32_t* v) { return emu::Dim3{std::max(v[0], 1u), std::max(v[1], 1u), std::max(v[2], 1u)}; };
+  launch.grid = dim3(config->grid);
+  launch.block = dim3(config->block);
+  launch.cluster = dim3(config->cluster);
+  launch.dynamic_shared_bytes = config->dynamic_shared_bytes;
+  launch.parameters = config->params;
+  return run(module, options, report, error,
+             [&](const emu::MachineOptions& o, emu::Report& r) { module->module.launch(launch, o, r); });
 }
 
 const char* emu_error_message(const emu_error* error) { return error->message.c_str(); }

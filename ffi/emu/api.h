@@ -39,8 +39,15 @@ typedef struct emu_options {
   uint32_t argument_count;   /* for EMU_CALL_TVM_FFI */
 } emu_options;
 
+/* A launch without a host part. Zeros in `cluster` stand for 1. */
+typedef struct emu_launch_config {
+  uint32_t grid[3], block[3], cluster[3];
+  uint32_t dynamic_shared_bytes;
+  void** params; /* pointers to each parameter, as for cuLaunchKernel */
+} emu_launch_config;
+
 /* Links `object` (x86-64 ELF, the host part of a compiled module), parses `ptx` and decodes its kernels. `symbol` names
- * the host function that emu_run calls. Returns NULL and sets *error when anything is unknown or damaged. */
+ * the host function that emu_run calls. With object_bytes 0 there is no host part, and emu_launch is the way to run. Returns NULL and sets *error when anything is unknown or damaged. */
 EMU_EXPORT emu_module* emu_load(const uint8_t* object, uint64_t object_bytes, const char* ptx, uint64_t ptx_bytes,
                                 const char* symbol, emu_error** error);
 EMU_EXPORT void emu_unload(emu_module*);
@@ -48,6 +55,10 @@ EMU_EXPORT void emu_unload(emu_module*);
 /* Calls the host function; every kernel that it launches runs to its end. Device pointers in `args` are host pointers.
  * Returns 0; or nonzero and sets *error. `report` may be NULL, and is set on failure too when the kernels began. */
 EMU_EXPORT int emu_run(emu_module*, void** args, const emu_options*, emu_report** report, emu_error** error);
+
+/* Launches one kernel of the module. */
+EMU_EXPORT int emu_launch(emu_module*, const char* kernel, const emu_launch_config*, const emu_options*,
+                          emu_report** report, emu_error** error);
 
 /* The message, with the kernel and the PTX line where there is one. Lives as long as the error. */
 EMU_EXPORT const char* emu_error_message(const emu_error*);

@@ -90,6 +90,7 @@ Module::Module(const uint8_t* object, size_t object_bytes, const char* ptx, size
   for (const ptx::Kernel& kernel : parsed.kernels) programs_[kernel.name] = decode(parsed, kernel);
   if (programs_.empty()) throw fail("the PTX has no kernel");
 
+  if (object_bytes == 0) return;
   object_ = std::make_unique<LinkedObject>(object, object_bytes, runtime_symbol);
   entry_ = reinterpret_cast<void (*)(void**)>(object_->symbol(symbol));
   if (!entry_) throw fail("the host object has no function %s", symbol.c_str());
@@ -117,11 +118,18 @@ const std::string* Module::name_of(const std::string& kernel) const {
 }
 
 void Module::run(void** arguments, const MachineOptions& options, Report& report) const {
+  if (!entry_) throw fail("the module was loaded without a host part");
   const FloatingPointMode mode;
   RunContext context(*this, options, report);
   const HostContextScope scope(&context);
   entry_(arguments);
   if (!context.error.empty()) throw Error(context.error);
+}
+
+void Module::launch(const LaunchConfig& config, const MachineOptions& options, Report& report) const {
+  if (!program(config.kernel)) throw fail("the PTX has no kernel %s", config.kernel.c_str());
+  const FloatingPointMode mode;
+  RunContext(*this, options, report).launch(config);
 }
 
 }  // namespace emu

@@ -27,6 +27,8 @@ class Module {
 
   // Calls the host function. Throws Error; `report` then holds what was counted so far.
   void run(void** arguments, const MachineOptions& options, Report& report) const;
+  // Launches one kernel, without the host part.
+  void launch(const LaunchConfig& config, const MachineOptions& options, Report& report) const;
   int architecture() const { return architecture_; }
 
   const Program* program(const std::string& kernel) const;
