@@ -16,6 +16,7 @@ import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.cute.nvgpu.tcgen05 import OperandMajorMode, OperandSource
+from cutlass.memory import TmemAllocator
 
 from jax_fa4.kernels.common import abi
 from jax_fa4.kernels.common.copies import permuted
@@ -134,7 +135,7 @@ class Forward:
         q_bytes = cute.size_in_bytes(self.dtype, one_stage(layouts.q))
         k_bytes = cute.size_in_bytes(self.dtype, one_stage(layouts.k))
         barriers = make_barriers(plan, storage, q_bytes, k_bytes)
-        tmem = utils.TmemAllocator(
+        tmem = TmemAllocator(
             storage.tmem_address.ptr,
             barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER, warps.tmem_threads),
             allocator_warp_id=warps.mma,
