@@ -154,8 +154,8 @@ def nnx_parity(mask: jax.Array | None) -> tuple[float, float]:
     """Differences in (output, gradients) of nnx.MultiHeadAttention with jax_fa4's attention and with Flax's own."""
     x = jax.random.normal(jax.random.key(1), (2, 96, 64))
     results = []
-    for options in ({}, {"attention_fn": jax_fa4.flax.dot_product_attention}):
-        layer = nnx.MultiHeadAttention(4, 64, 64, decode=False, rngs=nnx.Rngs(0), **options)
+    for attend in (nnx.dot_product_attention, jax_fa4.flax.dot_product_attention):
+        layer = nnx.MultiHeadAttention(4, 64, 64, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
         gradients = nnx.grad(lambda layer: (layer(x, mask=mask) ** 2).mean())(layer)
         results.append((layer(x, mask=mask), nnx.to_pure_dict(gradients)))
     return largest_difference(results[0][0], results[1][0]), largest_difference(results[0][1], results[1][1])
@@ -165,8 +165,8 @@ def linen_parity(mask: jax.Array | None) -> tuple[float, float]:
     """The same for linen.MultiHeadDotProductAttention."""
     x = jax.random.normal(jax.random.key(1), (2, 96, 64))
     results = []
-    for options in ({}, {"attention_fn": jax_fa4.flax.dot_product_attention}):
-        layer = linen.MultiHeadDotProductAttention(4, **options)
+    for attend in (linen.dot_product_attention, jax_fa4.flax.dot_product_attention):
+        layer = linen.MultiHeadDotProductAttention(4, attention_fn=attend)
         parameters = layer.init(jax.random.key(0), x)
         gradients = jax.grad(lambda p, layer=layer: (layer.apply(p, x, mask=mask) ** 2).mean())(parameters)
         results.append((layer.apply(parameters, x, mask=mask), gradients))

@@ -23,6 +23,7 @@ import numpy as np
 import optax
 from flax import nnx
 from flax_model import REMAT_POLICIES, Decoder, DecoderConfig
+from jax.typing import ArrayLike
 from tqdm import tqdm
 
 
@@ -78,8 +79,8 @@ def sample(model: Decoder, prompt: bytes, args: argparse.Namespace) -> str:
     """Continues the prompt by ``args.sample_bytes`` bytes, at temperature 0.8, with a window of fixed length."""
 
     @nnx.jit
-    def next_byte(model: Decoder, tokens: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
-        return jax.random.categorical(key, model(tokens)[0, last] / 0.8)
+    def next_byte(model: Decoder, tokens: ArrayLike, last: ArrayLike, key: jax.Array) -> jax.Array:
+        return jax.random.categorical(key, model(jnp.asarray(tokens))[0, last] / 0.8)
 
     text = list(prompt)
     for step in range(args.sample_bytes):

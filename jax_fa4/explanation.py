@@ -52,7 +52,7 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> Explanation:
     static = {name: x for name, x in arguments.items() if not _is_array(x)}
     found: list[Explanation] = []
 
-    def inspect(arrays: dict[str, jax.Array]) -> None:
+    def inspect(arrays: dict[str, Any]) -> None:
         spec, operands = make_spec(Arguments(**arrays, **static))
         refusals = {name: backends.why_not(name, spec, operands) for name in backends.BACKENDS}
         chosen = next(name for name, refusal in refusals.items() if refusal is None)

@@ -1,6 +1,7 @@
 """A drop-in for ``jax.nn``: the same signature, the same meaning, without the [T, S] array of scores."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,19 +57,20 @@ def dot_product_attention(  # jax.nn's own signature, hence its number of parame
       ValueError: for shapes or dtypes that jax.nn refuses too.
     """
     if implementation == "cudnn":
-        return jax.nn.dot_product_attention(
+        jax_nn: Any = jax.nn.dot_product_attention  # its overloads are too many for a type checker
+        return jax_nn(
             query,
             key,
             value,
             bias,
             mask,
-            scale=scale,  # type: ignore[arg-type]
+            scale=scale,
             is_causal=is_causal,
             query_seq_lengths=query_seq_lengths,
             key_value_seq_lengths=key_value_seq_lengths,
             local_window_size=local_window_size,
             implementation="cudnn",
-            return_residual=return_residual,  # type: ignore[call-overload]
+            return_residual=return_residual,
         )
     output_shape = jnp.shape(query)
     q, k, v = _as_4d(query), _as_4d(key), _as_4d(value)

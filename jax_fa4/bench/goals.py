@@ -32,12 +32,19 @@ def memory_rows(backend: str) -> list[dict]:
       One row per mask, with keys ``mask``, ``short_bytes``, ``long_bytes``, ``growth`` (long over short) and
       ``of_dense`` (long over jax.nn's at the same length).
     """
+
+    def temporary_bytes(attend: Callable, length: int) -> int:
+        analysis = _compiled(attend, length)[0].memory_analysis()
+        if analysis is None:
+            raise RuntimeError(f"the {jax.default_backend()} backend tells no memory use of a compiled program")
+        return analysis.temp_size_in_bytes
+
     rows = []
     for causal in (False, True):
         ours = partial(attention, causal=causal, backend=backend)
         dense = partial(jax.nn.dot_product_attention, is_causal=causal, implementation="xla")
         short, long, of_dense = (
-            _compiled(attend, length)[0].memory_analysis().temp_size_in_bytes
+            temporary_bytes(attend, length)
             for attend, length in ((ours, SHORT), (ours, LONG), (dense, LONG))
         )
         mask = "causal" if causal else "full"

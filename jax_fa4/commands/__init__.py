@@ -8,7 +8,5 @@ COMMANDS: dict[str, str] = {
     "check": "run the case list against the float64 oracle on this machine",
     "bench": "time attention against the peers that are installed",
     "compile": "compile kernels ahead of time, without a GPU",
-    "counters": "what a kernel executes, counted on the software GPU",
     "mask": "draw a mask with its full, partial and skipped blocks",
-    "timeline": "what each warp role of a kernel did when, from the software GPU",
 }

@@ -44,8 +44,9 @@ def architecture(device: jax.Device) -> str:
     capability = getattr(device, "compute_capability", None)
     if capability is None:
         return "no GPU kernels run on it, except on the software GPU"
-    key = tuple(int(part) for part in str(capability).split("."))
-    return ARCHITECTURES.get(key, f"compute capability {capability}: no kernels for it, the XLA path serves it")
+    major, minor = str(capability).split(".")
+    unknown = f"compute capability {capability}: no kernels for it, the XLA path serves it"
+    return ARCHITECTURES.get((int(major), int(minor)), unknown)
 
 
 def version_lines() -> list[str]:
