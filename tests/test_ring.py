@@ -1,0 +1,351 @@
+"""Ring Attention and Ulysses against attention on one device: outputs and all gradients."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_fa4
+from jax_fa4.errors import InvalidArgument
+from jax_fa4.layout import from_layout, layout_positions, to_layout
+from jax_fa4.ring import ring_attention, ulysses_attention
+
+
+def mesh_of(devices, kind=AxisType.Auto):
+    return jax.make_mesh((devices,), ("sp",), axis_types=(kind,), devices=jax.devices()[:devices])
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Random inputs and cotangents; `options` are keywords of attention, in natural order."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    do: jax.Array
+    dlse: jax.Array
+    options: dict
+
+    @classmethod
+    def draw(cls, seed, options, rows=48, keys=None, heads=4, kv_heads=2, dtype="float32"):
+        random = np.random.default_rng(seed)
+        keys = keys or rows
+
+        def normal(*shape):
+            return jnp.asarray(random.standard_normal(shape), dtype)
+
+        return cls(
+            normal(2, rows, heads, 8), normal(2, keys, kv_heads, 8), normal(2, keys, kv_heads, 8),
+            normal(2, rows, heads, 8), normal(2, heads, rows).astype(jnp.float32), options,
+        )  # fmt: skip
+
+    def results(self, attention):
+        """(o, lse) of `attention(q, k, v, sinks)` and the gradients of q, k, v, sinks."""
+        sinks = self.options.get("sinks")
+
+        def loss(arrays):
+            o, lse = attention(*arrays)
+            finite = jnp.where(jnp.isfinite(lse), lse, 0.0)
+            return (o.astype(jnp.float32) * self.do).sum() + (finite * self.dlse).sum(), (o, lse)
+
+        (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))((self.q, self.k, self.v, sinks))
+        return [np.asarray(x, np.float64) for x in jax.tree.leaves((out, gradients))]
+
+    def on_one_device(self):
+        rest = {name: value for name, value in self.options.items() if name != "sinks"}
+        return self.results(
+            lambda q, k, v, sinks: jax_fa4.attention(
+                q, k, v, sinks=sinks, return_lse=True, backend="xla", **rest)
+        )  # fmt: skip
+
+    def spread(self, run, layout="contiguous", devices=1):
+        """The same by `run(q, k, v, sinks=, ...)` on arrays in a layout."""
+        there, back = (functools.partial(f, layout=layout, devices=devices) for f in (to_layout, from_layout))
+        rest = {name: value for name, value in self.options.items() if name != "sinks"}
+        for name in ("q_segment_ids", "kv_segment_ids"):
+            if name in rest:
+                rest[name] = there(rest[name])
+
+        def attention(q, k, v, sinks):
+            o, lse = run(there(q), there(k), there(v), sinks=sinks, return_lse=True, backend="xla", **rest)
+            return back(o), jnp.swapaxes(back(jnp.swapaxes(lse, 1, 2)), 1, 2)
+
+        return self.results(attention)
+
+
+def assert_close(got, want, tolerance=1e-5):
+    for index, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert a.shape == b.shape
+        np.testing.assert_array_equal(np.isneginf(a), np.isneginf(b))
+        a, b = np.where(np.isneginf(a), 0, a), np.where(np.isneginf(b), 0, b)
+        assert np.isfinite(a).all(), index
+        assert np.abs(a - b).max() <= tolerance * max(np.abs(b).max(), 1.0), (index, np.abs(a - b).max())
+
+
+def further_down(score, b, h, q, k, slopes):
+    return score - slopes[h] * jnp.abs(q - k) + 0.01 * b
+
+
+SEGMENTS = jnp.asarray(np.random.default_rng(0).integers(0, 3, (2, 48)), jnp.int32)
+OPTIONS = {
+    "full": {},
+    "causal": {"causal": True},
+    "causal sinks softcap": {"causal": True, "sinks": jnp.linspace(-1.0, 2.0, 4), "softcap": 3.0},
+    "left window": {"causal": True, "window": (9, None)},
+    "two-sided window": {"window": (10, 3)},
+    "traced window": {"window": (jnp.int32(10), jnp.int32(3))},
+    "segments": {"causal": True, "q_segment_ids": SEGMENTS, "kv_segment_ids": SEGMENTS},
+    "lengths": {"causal": True, "q_lengths": jnp.array([40, 0]), "kv_lengths": jnp.array([30, 48])},
+    "key lengths": {"kv_lengths": jnp.array([30, 0])},
+    "positions": {"causal": True, "q_position": (3, 2), "kv_position": (0, 2)},
+    "functions": {
+        "mask": jax_fa4.MaskFn(lambda b, h, q, k: (q + k + b) % 3 != 0),
+        "score_mods": jax_fa4.ScoreFn(further_down, operands=(jnp.linspace(0.0, 0.2, 4),)),
+    },
+}
+FAST = [
+    ("causal", "contiguous", 4), ("causal sinks softcap", "zigzag", 4), ("causal", "striped", 3), ("full", "zigzag", 2),
+    ("two-sided window", "contiguous", 8), ("left window", "zigzag", 2), ("segments", "zigzag", 3),
+    ("lengths", "striped", 4), ("key lengths", "zigzag", 2), ("functions", "contiguous", 3),
+]  # fmt: skip
+
+
+def check_ring(options, layout, devices):
+    problem = Problem.draw(devices, OPTIONS[options])
+    run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(devices), layout=layout)
+    assert_close(problem.spread(run, layout, devices), problem.on_one_device())
+
+
+@pytest.mark.parametrize("options, layout, devices", FAST)
+def test_ring(options, layout, devices):
+    check_ring(options, layout, devices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_ring_all(options, layout, devices):
+    check_ring(options, layout, devices)
+
+
+@pytest.mark.parametrize("options", ["causal", "two-sided window"])
+def test_ring_of_rings(options):
+    problem = Problem.draw(1, OPTIONS[options])
+    mesh = jax.make_mesh((2, 4), ("data", "sp"), axis_types=(AxisType.Auto,) * 2)
+    run = functools.partial(ring_attention, axis=("data", "sp"), mesh=mesh)
+    assert_close(problem.spread(run, "contiguous", 8), problem.on_one_device())
+
+
+@pytest.mark.parametrize("rows, keys", [(16, 48), (48, 16)])
+def test_unequal_lengths_align_bottom_right(rows, keys):
+    problem = Problem.draw(2, {"causal": True}, rows, keys)
+    run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(4))
+    assert_close(problem.spread(run, "contiguous", 4), problem.on_one_device())
+
+
+def three_axes(kind=AxisType.Auto):
+    return jax.make_mesh((2, 2, 2), ("data", "tensor", "sp"), axis_types=(kind,) * 3)
+
+
+def test_three_axes_with_user_functions():
+    """Functions see global heads and examples, and nothing but KV blocks is communicated."""
+    problem = Problem.draw(3, OPTIONS["functions"] | {"sinks": jnp.linspace(-1.0, 2.0, 4)})
+    place = {"axis": "sp", "batch_axis": "data", "head_axis": "tensor", "mesh": three_axes()}
+    run = functools.partial(ring_attention, **place)
+    assert_close(problem.spread(run, "contiguous", 2), problem.on_one_device())
+
+
+def test_nothing_else_is_gathered():
+    sharding = NamedSharding(three_axes(), P("data", "sp", "tensor", None))
+    arrays = [jax.device_put(x, sharding) for x in (Problem.draw(0, {}).q,) * 3]
+    place = {"axis": "sp", "batch_axis": "data", "head_axis": "tensor", "mesh": three_axes()}
+
+    def loss(q, k, v):
+        return ring_attention(q, k, v, causal=True, layout="zigzag", backend="xla", **place).sum()
+
+    text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arrays).compile().as_text()
+    assert "collective-permute" in text
+    for other in ("all-gather(", "all-to-all(", "reduce-scatter("):
+        assert other not in text
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_inside_shard_map(check_vma):
+    problem = Problem.draw(4, OPTIONS["causal"] | {"q_lengths": jnp.array([40, 17]), "kv_lengths": jnp.array([40, 17])})
+    mesh = mesh_of(4)
+    rows = P(None, "sp")
+
+    def run(q, k, v, sinks, **options):
+        lengths = [options.pop(name) for name in ("q_lengths", "kv_lengths")]
+
+        def body(q, k, v, q_lengths, kv_lengths):
+            return ring_attention(q, k, v, axis_name="sp", q_lengths=q_lengths, kv_lengths=kv_lengths, **options)
+
+        mapped = jax.shard_map(
+            body, mesh=mesh, in_specs=(rows, rows, rows, P(), P()), out_specs=(rows, P(None, None, "sp")),
+            check_vma=check_vma)  # fmt: skip
+        return mapped(q, k, v, *lengths)
+
+    assert_close(problem.spread(run, "contiguous", 4), problem.on_one_device())
+
+
+def test_explicit_mesh_reshards():
+    problem = Problem.draw(5, {"causal": True})
+    mesh = mesh_of(4, kind=AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(x, NamedSharding(mesh, P())) for x in (problem.q, problem.k, problem.v)]
+        o = jax.jit(lambda q, k, v: ring_attention(q, k, v, axis="sp", causal=True, backend="xla"))(*placed)
+        assert jax.typeof(o).sharding.spec[1] == "sp"
+    want = jax_fa4.attention(problem.q, problem.k, problem.v, causal=True, backend="xla")
+    np.testing.assert_allclose(o, want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "place, layout, ring",
+    [
+        ({"axis": "sp"}, "contiguous", 1),
+        ({"axis": "sp", "batch_axis": "data"}, "contiguous", 1),
+        ({"axis": "sp", "ring_axis": "data"}, "zigzag", 2),
+    ],
+)
+def test_ulysses(place, layout, ring):
+    mesh = jax.make_mesh((2, 4), ("data", "sp"), axis_types=(AxisType.Auto,) * 2)
+    problem = Problem.draw(6, OPTIONS["causal sinks softcap"], heads=4, kv_heads=2)
+    run = functools.partial(ulysses_attention, mesh=mesh, layout=layout, **place)
+    assert_close(problem.spread(run, layout, ring), problem.on_one_device())
+
+
+def test_ulysses_segments_and_functions():
+    options = OPTIONS["functions"] | {"q_segment_ids": SEGMENTS, "kv_segment_ids": SEGMENTS}
+    problem = Problem.draw(7, options)
+    run = functools.partial(ulysses_attention, axis="sp", mesh=mesh_of(2))
+    assert_close(problem.spread(run), problem.on_one_device())
+
+
+def relative_errors(got, want):
+    return [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(got, want, strict=True)]
+
+
+def test_bfloat16_error_does_not_grow_with_the_ring():
+    problem = Problem.draw(8, {"causal": True}, rows=256, dtype="bfloat16")
+    exact = dataclasses.replace(problem, **{x: getattr(problem, x).astype(jnp.float32) for x in ("q", "k", "v")})
+    want = exact.on_one_device()
+    alone = relative_errors(problem.on_one_device(), want)
+    run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(8), layout="zigzag")
+    ring = relative_errors(problem.spread(run, "zigzag", 8), want)
+    for a, b in zip(ring, alone, strict=True):
+        assert a <= 1.2 * b + 1e-5, (ring, alone)
+
+
+def test_huge_scores_do_not_overflow():
+    problem = Problem.draw(9, {"causal": True})
+    large = dataclasses.replace(problem, q=problem.q * 1e4)
+    run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(4), layout="zigzag")
+    got, want = large.spread(run, "zigzag", 4), large.on_one_device()
+    np.testing.assert_allclose(got[0], want[0], atol=1e-4)
+    assert all(np.isfinite(x).all() for x in got)
+
+
+@pytest.mark.slow
+def test_forward_mode_and_second_derivatives():
+    problem = Problem.draw(10, {}, rows=8)
+    mesh = mesh_of(2)
+
+    def ring(q):
+        return ring_attention(q, problem.k, problem.v, axis="sp", mesh=mesh, causal=True, backend="xla").sum(-1)
+
+    def alone(q):
+        return jax_fa4.attention(q, problem.k, problem.v, causal=True, backend="xla").sum(-1)
+
+    for transform in (
+        lambda f: jax.jvp(f, (problem.q,), (problem.do,))[1],
+        lambda f: jax.grad(lambda q: (jax.grad(lambda q: (f(q) ** 2).sum())(q) * problem.do).sum())(problem.q),
+    ):
+        np.testing.assert_allclose(jax.jit(lambda t=transform: t(ring))(), transform(alone), atol=1e-4)
+
+
+def test_remat_runs_the_ring_once():
+    problem = Problem.draw(11, {})
+    mesh = mesh_of(4)
+    policy = jax.checkpoint_policies.save_only_these_names(*jax_fa4.CHECKPOINT_NAMES)
+
+    def layer(x):
+        return x + jnp.sin(ring_attention(x, x, x, axis="sp", mesh=mesh, layout="zigzag", causal=True, backend="xla"))
+
+    def permutes(f):
+        text = jax.jit(jax.grad(lambda x: f(x).sum())).lower(problem.q).compile().as_text()
+        return text.count(" collective-permute(") + text.count(" collective-permute-start(")
+
+    assert permutes(jax.checkpoint(layer, policy=policy)) == permutes(layer)
+
+
+@pytest.mark.slow
+def test_memory_grows_with_rows_per_device():
+    def temp_bytes(devices, rows):
+        mesh = mesh_of(devices)
+        shape = jax.ShapeDtypeStruct((1, rows, 2, 32), jnp.float32, sharding=NamedSharding(mesh, P(None, "sp")))
+
+        def loss(q, k, v):
+            return ring_attention(q, k, v, axis="sp", mesh=mesh, layout="zigzag", causal=True, backend="xla").sum()
+
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(shape, shape, shape).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    small, large = temp_bytes(8, 8 * 1024), temp_bytes(8, 16 * 1024)
+    assert large <= 2.2 * small
+    assert large <= 0.7 * temp_bytes(4, 16 * 1024)
+
+
+def call(**changes):
+    problem = Problem.draw(0, {}, rows=changes.pop("rows", 48), heads=changes.pop("heads", 4))
+    function = changes.pop("function", ring_attention)
+    arguments = {"axis": "sp", "mesh": jax.make_mesh((2, 4), ("data", "sp"), axis_types=(AxisType.Auto,) * 2)} | changes
+    return function(problem.q, problem.k, problem.v, **arguments)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"axis": "seq"}, "axis: received 'seq'; allowed: axes of the mesh: 'data', 'sp'"),
+        ({"axis": None}, "exactly one of the two"),
+        ({"axis": None, "axis_name": "sp"}, "none of them inside jax.shard_map"),
+        ({"axis": None, "axis_name": "sp", "mesh": None}, "surrounding jax.shard_map"),
+        ({"mesh": None}, "Pass mesh="),
+        ({"batch_axis": "sp"}, "axes that no other argument names"),
+        ({"rows": 50}, "Pad the sequence to 52"),
+        ({"layout": "zigzag", "rows": 52}, "multiples of 8"),
+        ({"layout": "spiral"}, "contiguous, zigzag, striped"),
+        ({"axis": "data", "head_axis": "sp", "heads": 6}, "6 query heads over head_axis='sp' of size 4"),
+        ({"bias": jnp.zeros((1, 1, 48, 48))}, "Use ScoreFn"),
+        ({"mask": np.ones((1, 1, 48, 48), bool)}, "Use MaskFn"),
+        ({"casual": True}, "Check the spelling"),
+        ({"backend": "cudnn"}, "backend: received 'cudnn'"),
+        ({"function": ulysses_attention, "heads": 6}, "6 query heads on a device"),
+    ],
+)
+def test_bad_input(changes, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call(**changes)
+
+
+def test_layout_positions_match_rope():
+    """Rotating by layout_positions before the ring equals rotating in natural order."""
+    problem = Problem.draw(12, {"causal": True})
+    angles = jnp.arange(48)[:, None, None] * 0.1
+
+    def rotate(x, angles):
+        a, b = jnp.split(x, 2, axis=-1)
+        return jnp.concatenate([a * jnp.cos(angles) - b * jnp.sin(angles), b * jnp.cos(angles) + a * jnp.sin(angles)], -1)
+
+    laid = angles[layout_positions(48, "striped", 4)]
+    q, k, v = (to_layout(x, "striped", 4) for x in (problem.q, problem.k, problem.v))
+    run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(4), layout="striped", causal=True, backend="xla")
+    o = from_layout(run(rotate(q, laid), rotate(k, laid), v), "striped", 4)
+    want = jax_fa4.attention(rotate(problem.q, angles), rotate(problem.k, angles), problem.v, causal=True, backend="xla")
+    np.testing.assert_allclose(o, want, atol=1e-5)
