@@ -111,7 +111,7 @@ bool Engine::finish(Cluster& cluster, const OperationPtr& operation) {
   while (true) {
     const auto found =
         std::find_if(pending_.begin(), pending_.end(), [&](const Pending& p) { return p.operation == operation; });
-    if (found == pending_.end()) return true;
+    if (found == pending_.end()) return operation->finished;  // else it is not issued as a whole yet
     size_t index = static_cast<size_t>(found - pending_.begin());
     if (pending_[index].queue >= 0)
       for (size_t i = 0; i < index; ++i)

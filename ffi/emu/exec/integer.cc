@@ -144,6 +144,17 @@ EMU_BINARY(min)
 EMU_BINARY(max)
 #undef EMU_BINARY
 
+template <bool kMax> constexpr auto min_max_relu = [](int32_t a, int32_t b) {
+  const int32_t r = kMax ? (a > b ? a : b) : (a < b ? a : b);
+  return r > 0 ? r : 0;
+};
+template <bool kMax>
+void decode_min_max(Builder& b) {
+  if (!b.take("relu")) return decode_arithmetic<kMax ? pick_max : pick_min, kMax ? decode_float_max : decode_float_min, 2>(b);
+  if (b.take_type() != Type::kS32) b.refuse(".relu is known for s32 only");
+  decode_same(b, binary<int32_t, int32_t, int32_t, min_max_relu<kMax>>, Unit::kAlu, Type::kS32, 2);
+}
+
 Execute pick_neg(Type t) {
   return t == Type::kS16 ? unary<int16_t, int16_t, neg_<int16_t>> : t == Type::kS32 ? unary<int32_t, int32_t, neg_<int32_t>>
        : t == Type::kS64 ? unary<int64_t, int64_t, neg_<int64_t>> : static_cast<Execute>(nullptr);
@@ -344,8 +355,8 @@ void register_integer(DecodeTable& t) {
   t["mad"] = decode_mad;
   t["div"] = decode_arithmetic<pick_div, decode_float_div, 2>;
   t["rem"] = decode_arithmetic<pick_rem, nullptr, 2>;
-  t["min"] = decode_arithmetic<pick_min, decode_float_min, 2>;
-  t["max"] = decode_arithmetic<pick_max, decode_float_max, 2>;
+  t["min"] = decode_min_max<false>;
+  t["max"] = decode_min_max<true>;
   t["neg"] = decode_arithmetic<pick_neg, decode_float_neg, 1>;
   t["abs"] = decode_arithmetic<pick_abs, decode_float_abs, 1>;
   t["and"] = decode_logic<0>;
