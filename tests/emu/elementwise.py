@@ -162,7 +162,6 @@ INTEGER = [
     integer("div.u32 d, a, 13", "a // 13"), integer("rem.u32 d, a, 13", "a % 13"),
     integer("div.s32 d, a, 13", "abs(sa) // 13 * (-1 if sa < 0 else 1)"),
     integer("rem.s32 d, a, 13", "abs(sa) % 13 * (-1 if sa < 0 else 1)"),
-    integer("sad.u32 d, a, b, c", "abs(a - b) + c"),
     integer("selp.b32 d, a, b, q", "a if q else b"), integer("selp.b64 D, A, B, q", "A if q else B", 64),
     integer("selp.b16 h, x, y, q", "x if q else y", 16),
     integer("mov.b64 D, {a, b}", "a | b << 32", 64), integer("mov.b32 d, {x, y}", "x | y << 16"),
@@ -258,7 +257,6 @@ FLOAT = [
     floating("min.f32 d, a, b", lambda a, b, c: minimum(a, b)),
     floating("max.NaN.f32 d, a, b", lambda a, b, c: np.where(np.isnan(a) | np.isnan(b), np.nan, maximum(a, b))),
     floating("max.ftz.f32 d, a, b", lambda a, b, c: maximum(flush(a), flush(b))),
-    floating("copysign.f32 d, a, b", lambda a, b, c: np.copysign(b, a)),
     Form("selp.f32 d, a, b, q", lambda v: np.where(s32(v["a"]) < s32(v["b"]), v["a"], v["b"]).astype(np.uint64)),
     floating("mov.f32 d, 0f3FC00000", lambda a, b, c: np.full_like(a, 1.5)),
     *[Form(f"setp.{name}.f32 p, a, b", (lambda f: lambda v: f(f32(v["a"]), f32(v["b"])).astype(np.uint64))(function))

@@ -130,16 +130,16 @@ constexpr auto f32_from_s32 = [](int32_t a) { return static_cast<float>(a); };
 template <bool kRelu>
 constexpr auto pack_bf16 = [](float high, float low) {
   if (kRelu) {
-    high = high < 0 ? 0.0f : high;
-    low = low < 0 ? 0.0f : low;
+    high = high <= 0 ? 0.0f : high;  // also -0
+    low = low <= 0 ? 0.0f : low;
   }
   return uint32_t{float_to_bf16(high)} << 16 | float_to_bf16(low);
 };
 template <bool kRelu>
 constexpr auto pack_f16 = [](float high, float low) {
   if (kRelu) {
-    high = high < 0 ? 0.0f : high;
-    low = low < 0 ? 0.0f : low;
+    high = high <= 0 ? 0.0f : high;  // also -0
+    low = low <= 0 ? 0.0f : low;
   }
   return uint32_t{float_to_f16(high)} << 16 | float_to_f16(low);
 };

@@ -56,7 +56,7 @@ bool StoreOperation::step(Cluster& cluster) {
 }
 
 void TileStore::read(Cluster&) {
-  const uint32_t bytes = tile_bytes(tile.map), low = tile.shared % kSwizzlePeriod;
+  const uint32_t bytes = tile_shared_bytes(tile.map), low = tile.shared % kSwizzlePeriod;
   copy_.reset(new uint8_t[low + bytes]);
   std::memcpy(copy_.get() + low, source.read(tile.shared, bytes, Proxy::kAsync), bytes);
   view_ = SharedView{copy_.get(), low + bytes, nullptr};

@@ -74,6 +74,7 @@ constexpr uint32_t kChunk = 16;  // swizzling moves pieces of this size
 }  // namespace
 
 uint32_t tile_bytes(const uint8_t* map) { return decode_tensor_map(map).tile_bytes(); }
+uint32_t tile_shared_bytes(const uint8_t* map) { return decode_tensor_map(map).shared_bytes(); }
 
 void tile_check(const TileCopy& copy) { check(copy, decode_tensor_map(copy.map)); }
 

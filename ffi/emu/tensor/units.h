@@ -88,7 +88,8 @@ struct TileCopy {
   int32_t coordinate[5];  // innermost first
   uint32_t shared;        // offset in shared memory
 };
-uint32_t tile_bytes(const uint8_t* map);  // bytes that a whole tile takes in shared memory = what complete_tx counts
+uint32_t tile_bytes(const uint8_t* map);         // what complete_tx counts: the elements of a whole box
+uint32_t tile_shared_bytes(const uint8_t* map);  // extent in shared memory, where swizzled rows take whole lines
 void tile_check(const TileCopy&);         // rank, alignment, fields: at issue; throws
 // Global to shared (all destinations, for multicast). Out-of-bounds elements are filled and count as bytes.
 void tile_load(const TileCopy&, const GlobalView&, const SharedView* destinations, int destination_count);
