@@ -137,8 +137,7 @@ Slot Builder::source(const ptx::Operand& o, int bits) {
       const int64_t value = static_cast<int64_t>(symbol->second.value);
       if (symbol->second.kind == Symbol::kShared) return special(Special::kSharedBase, bits == 64, value);
       if (bits != 64) refuse("address of " + o.name + " has 64 bits");
-      if (symbol->second.kind == Symbol::kParameter) return special(Special::kParameterBase, true, value);
-      return constant(symbol->second.value, 64);
+      return special(symbol->second.kind == Symbol::kParameter ? Special::kParameterBase : Special::kLocalBase, true, value);
     }
     default: refuse("an operand of this kind is not known here");
   }

@@ -28,8 +28,8 @@ struct Address {
 
 // Symbols of the module and its kernel.
 struct Symbol {
-  enum Kind : uint8_t { kShared, kParameter, kGlobal } kind;
-  uint64_t value;  // offset, or address in the host process
+  enum Kind : uint8_t { kShared, kParameter, kLocal } kind;
+  uint64_t value;  // offset in its memory
 };
 using SymbolTable = std::unordered_map<std::string, Symbol>;
 

@@ -33,9 +33,16 @@ SymbolTable collect_symbols(const ptx::Module& module, const ptx::Kernel& kernel
   std::vector<const ptx::Variable*> dynamic;
   for (const auto* list : {&module.variables, &kernel.variables})
     for (const ptx::Variable& v : *list) {
-      if (v.space != "shared") throw Error("variable " + v.name + ": state space ." + v.space + " is not known", kernel.line);
+      if (v.space != "shared" && v.space != "local") throw Error("variable " + v.name + ": state space ." + v.space + " is not known", kernel.line);
       if (v.alignment == 0 || v.alignment & (v.alignment - 1) || v.alignment > 4096)
         throw Error("variable " + v.name + ": alignment " + std::to_string(v.alignment), kernel.line);
+      if (v.space == "local") {
+        program.local_bytes = (program.local_bytes + v.alignment - 1) / v.alignment * v.alignment;
+        symbols[v.name] = {Symbol::kLocal, program.local_bytes};
+        program.local_bytes += static_cast<uint32_t>(v.bytes);
+        if (v.bytes > 65536 || program.local_bytes > 65536) throw Error("kernel " + kernel.name + ": too much local memory", kernel.line);
+        continue;
+      }
       if (v.external) {
         dynamic.push_back(&v);
         continue;
@@ -45,6 +52,7 @@ SymbolTable collect_symbols(const ptx::Module& module, const ptx::Kernel& kernel
       shared += v.bytes;
     }
   if (shared > kSharedBase + 232448) throw Error("kernel " + kernel.name + ": too much static shared memory", kernel.line);
+  program.local_bytes = (program.local_bytes + 63) / 64 * 64;
   uint64_t alignment = 16;
   for (const ptx::Variable* v : dynamic) alignment = std::max<uint64_t>(alignment, v->alignment);
   shared = (shared + alignment - 1) / alignment * alignment;

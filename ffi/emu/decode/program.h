@@ -68,7 +68,7 @@ enum class Special : uint8_t {
   kNwarpid, kSmid, kNsmid, kClusteridX, kClusteridY, kClusteridZ, kNclusteridX, kNclusteridY, kNclusteridZ,
   kClusterCtaidX, kClusterCtaidY, kClusterCtaidZ, kClusterNctaidX, kClusterNctaidY, kClusterNctaidZ, kClusterCtarank,
   kClusterNctarank, kIsExplicitCluster, kLanemaskEq, kLanemaskLt, kLanemaskLe, kLanemaskGt, kLanemaskGe, kDynamicSmemSize,
-  kTotalSmemSize, kSharedBase, kParameterBase, kCount
+  kTotalSmemSize, kSharedBase, kParameterBase, kLocalBase, kCount
 };
 
 struct SpecialUse {
@@ -95,6 +95,7 @@ struct Program {
   uint32_t parameter_bytes = 0;
   uint32_t register_bytes = 0;        // of a warp
   uint32_t static_shared_bytes = 0;   // from kSharedBase on
+  uint32_t local_bytes = 0;           // of a thread
   uint32_t required_threads[3] = {0, 0, 0};
   uint32_t required_cluster[3] = {0, 0, 0};
   uint32_t max_registers = 0;

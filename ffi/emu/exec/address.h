@@ -25,13 +25,14 @@ inline AddressForm make_address(Builder& b, const ptx::Operand& o) {
   return {a.base, a.wide, a.offset};
 }
 
-enum class AccessSpace : uint8_t { kGeneric, kGlobal, kShared, kSharedCluster, kParameter };
+enum class AccessSpace : uint8_t { kGeneric, kGlobal, kShared, kSharedCluster, kParameter, kLocal };
 
 // The state space among the modifiers. `shared::cta` and `shared` are the CTA's own.
 inline AccessSpace take_space(Builder& b) {
   if (b.take("global") || b.take("const")) return AccessSpace::kGlobal;
   if (b.take("shared") || b.take("shared::cta")) return AccessSpace::kShared;
   if (b.take("shared::cluster")) return AccessSpace::kSharedCluster;
+  if (b.take("local")) return AccessSpace::kLocal;
   if (b.take("param")) return AccessSpace::kParameter;
   return AccessSpace::kGeneric;
 }

@@ -113,7 +113,7 @@ void decode_atomic(Builder& b) {
   const bool hint = b.take("L2::cache_hint");
   const int vector = b.take_one({"v2", "v4", "v8"});
   f.type = b.take_type();
-  if (op < 0 || f.space == AccessSpace::kParameter) b.refuse("the form is not known here");
+  if (op < 0 || f.space == AccessSpace::kParameter || f.space == AccessSpace::kLocal) b.refuse("the form is not known here");
   f.op = static_cast<AtomicOp>(op);
   f.count = static_cast<uint8_t>(vector < 0 ? 1 : 2 << vector);
   const int bits = type_bits(f.type);

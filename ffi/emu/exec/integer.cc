@@ -323,6 +323,36 @@ void decode_prmt(Builder& b) {
   decode_same(b, execute_prmt, Unit::kAlu, Type::kB32, 3);
 }
 
+// dp2a: c + the products of a's two halves with two bytes of b; dp4a: of the four bytes of each.
+template <bool kSignedA, bool kSignedB, int kTerms, int kShift>
+constexpr auto dot = [](uint32_t a, uint32_t b, uint32_t c) {
+  constexpr int kBitsA = 32 / kTerms;
+  uint32_t sum = c;
+  for (int k = 0; k < kTerms; ++k) {
+    const uint32_t x = a << (32 - kBitsA * (k + 1)), y = b << (24 - 8 * k - kShift);
+    const uint32_t p = kSignedA ? static_cast<uint32_t>(static_cast<int32_t>(x) >> (32 - kBitsA)) : x >> (32 - kBitsA);
+    const uint32_t q = kSignedB ? static_cast<uint32_t>(static_cast<int32_t>(y) >> 24) : y >> 24;
+    sum += p * q;
+  }
+  return sum;
+};
+template <int kTerms, int kShift>
+Execute pick_dot(bool a, bool b) {
+  return a ? (b ? ternary<uint32_t, uint32_t, uint32_t, uint32_t, dot<true, true, kTerms, kShift>>
+                : ternary<uint32_t, uint32_t, uint32_t, uint32_t, dot<true, false, kTerms, kShift>>)
+           : (b ? ternary<uint32_t, uint32_t, uint32_t, uint32_t, dot<false, true, kTerms, kShift>>
+                : ternary<uint32_t, uint32_t, uint32_t, uint32_t, dot<false, false, kTerms, kShift>>);
+}
+void decode_dot(Builder& b) {
+  const bool four = b.at->opcode == "dp4a";
+  const int high = four ? 0 : b.take_one({"lo", "hi"});
+  const Type a = b.take_type(), c = b.take_type();
+  const auto known = [](Type t) { return t == Type::kU32 || t == Type::kS32; };
+  if (high < 0 || !known(a) || !known(c)) b.refuse("the form is not known here");
+  const bool sa = a == Type::kS32, sb = c == Type::kS32;
+  decode_same(b, four ? pick_dot<4, 0>(sa, sb) : high ? pick_dot<2, 16>(sa, sb) : pick_dot<2, 0>(sa, sb), Unit::kAlu, Type::kB32, 3);
+}
+
 // lop3: the result's bit is bit (4a + 2b + c) of the table.
 Status execute_lop3(Warp& w, const Inst& in, Mask m) {
   const uint32_t table = static_cast<uint32_t>(in.immediate);
@@ -374,6 +404,8 @@ void register_integer(DecodeTable& t) {
   t["bfi"] = decode_bfi;
   t["prmt"] = decode_prmt;
   t["lop3"] = decode_lop3;
+  t["dp2a"] = decode_dot;
+  t["dp4a"] = decode_dot;
 }
 
 }  // namespace emu

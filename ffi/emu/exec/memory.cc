@@ -64,7 +64,11 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
       check_aligned(at, total, "shared");
       const bool any = f.space != AccessSpace::kShared;
       p = kStore ? shared_write(w, at, total, any) : const_cast<uint8_t*>(shared_read(w, at, total, any));
+    } else if (w.in_local(address, total)) {
+      check_aligned(address, total, "local");
+      p = reinterpret_cast<uint8_t*>(address);
     } else {
+      if (f.space == AccessSpace::kLocal) throw fail("local memory: address 0x%" PRIx64 " is outside it", address);
       check_aligned(address, total, "global");
       p = kStore ? cluster.launch.global.write(address, total) : const_cast<uint8_t*>(cluster.launch.global.read(address, total));
     }

@@ -19,9 +19,14 @@ void free_aligned(uint8_t* memory) { ::operator delete[](memory, kCacheLine); }
 }  // namespace
 
 Warp::Warp(Cta& owner, uint32_t warp_index, uint32_t threads)
-    : cta(owner), index(warp_index), program_(owner.cluster.launch.program), registers_(nullptr, free_aligned) {
+    : cta(owner), index(warp_index), program_(owner.cluster.launch.program), registers_(nullptr, free_aligned),
+      local_(nullptr, free_aligned) {
   registers_.reset(new (kCacheLine) uint8_t[program_.register_bytes]);
   std::memset(registers_.get(), 0xff, program_.register_bytes);
+  if (program_.local_bytes) {
+    local_.reset(new (kCacheLine) uint8_t[size_t{program_.local_bytes} * kLanes]);
+    std::memset(local_.get(), 0xff, size_t{program_.local_bytes} * kLanes);
+  }
   base_[0] = registers_.get();
   base_[1] = const_cast<uint8_t*>(program_.constant_base);
   const uint32_t first = warp_index * kLanes, lanes = std::min<uint32_t>(kLanes, threads - first);
@@ -80,6 +85,8 @@ void Warp::fill_specials(uint32_t threads) {
       case Special::kSharedBase: return (uint64_t{cta.rank} << 24) + static_cast<uint64_t>(addend);
       case Special::kParameterBase:
         return reinterpret_cast<uint64_t>(launch.parameters) + static_cast<uint64_t>(addend);
+      case Special::kLocalBase:
+        return reinterpret_cast<uint64_t>(local_.get()) + uint64_t{lane} * program_.local_bytes + static_cast<uint64_t>(addend);
       case Special::kCount: break;
     }
     return 0;

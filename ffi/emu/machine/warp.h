@@ -121,7 +121,11 @@ class Warp {
   }
   Status branch(const Inst&, Mask taken);
   Status exit_lanes(Mask lanes);
-  uint32_t shared_address(uint64_t generic) const { return static_cast<uint32_t>(generic); }
+  // The lanes' local memory: host memory that belongs to no array.
+  bool in_local(uint64_t address, uint32_t bytes) const {
+    const uint64_t base = reinterpret_cast<uint64_t>(local_.get()), size = uint64_t{program_.local_bytes} * kLanes;
+    return address >= base && address - base < size && bytes <= size - (address - base);
+  }
 
   // Registers that an operation in flight will read or write: whoever touches them waits for it.
   void hold(const uint16_t* units, size_t count, const OperationPtr& operation);
@@ -167,6 +171,7 @@ class Warp {
   const Program& program_;
   uint8_t* base_[2];
   std::unique_ptr<uint8_t[], void (*)(uint8_t*)> registers_;
+  std::unique_ptr<uint8_t[], void (*)(uint8_t*)> local_;
   Fragment fragments_[kLanes];
   int count_ = 0;
   int current_ = 0;
