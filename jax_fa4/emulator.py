@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,10 @@ def library() -> ctypes.CDLL:
     lib.emu_load.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p,
                              pointer(handle)]  # fmt: skip
     lib.emu_unload.argtypes = [handle]
+    if hasattr(lib, "jax_fa4_emulation_configure"):  # absent where the software GPU was built alone
+        lib.jax_fa4_emulation_configure.argtypes = [pointer(_Options), ctypes.c_uint64]
+        lib.jax_fa4_emulation_report.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+        lib.jax_fa4_emulation_report.restype = ctypes.c_uint64
     lib.emu_run.argtypes = [handle, pointer(handle), pointer(_Options), pointer(handle), pointer(handle)]
     lib.emu_launch.argtypes = [handle, ctypes.c_char_p, pointer(_LaunchConfig), pointer(_Options), pointer(handle),
                                pointer(handle)]  # fmt: skip
@@ -124,7 +129,9 @@ class Settings:
 
     def _options(self, arrays: Sequence[np.ndarray]) -> _Options:
         arrays = [a for a in arrays if a.nbytes] if self.check_bounds else []
-        regions = (_Region * max(1, len(arrays)))(*[_Region(a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays])
+        regions = (_Region * max(1, len(arrays)))(
+            *[_Region(a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays]
+        )
         return _Options(ctypes.sizeof(_Options), self.seed, self.threads, self.strict, 0, self.sm_count, regions,
                         len(arrays), 0, 0)  # fmt: skip
 
@@ -224,8 +231,44 @@ def launch(artifact: Artifact, arrays: Mapping[str, np.ndarray], dims: Any, sett
     for buffer in artifact.buffers:
         if buffer.name not in memory:
             if buffer.kind != "scratch":
-                raise ValueError(f"no array for {buffer.name!r}; {artifact.name} takes {[b.name for b in artifact.buffers]}")
+                raise ValueError(
+                    f"no array for {buffer.name!r}; {artifact.name} takes {[b.name for b in artifact.buffers]}"
+                )
             memory[buffer.name] = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
     vector = Arguments(artifact, {name: a.ctypes.data for name, a in memory.items()}, dims)
     report = _module_of(artifact).run_vector(vector.vector, list(memory.values()), settings or Settings(), **changes)
     return report
+
+
+_REPORTS_KEPT = 256
+
+
+@contextlib.contextmanager
+def emulate(seed: int = 0, *, strict: bool = False, threads: int = 0, sm_count: int = 0) -> Iterator[Settings]:
+    """How attention with ``backend="emulate:<arch>"`` runs inside the ``with`` block, and that it is counted.
+
+        with jax_fa4.emulate(seed=7):
+            out = jax.block_until_ready(jax_fa4.attention(q, k, v, backend="emulate:sm_100a"))
+        jax_fa4.counters()["tensor_flops"]
+
+    The arguments are those of `Settings`. The settings hold for the whole process, and for runs, not for traces: a
+    program compiled once may run under many seeds. On leaving, the defaults come back; wait for results before.
+    """
+    lib = library()
+    settings = Settings(seed=seed, strict=strict, threads=threads, sm_count=sm_count)
+    lib.jax_fa4_emulation_configure(ctypes.byref(settings._options(())), _REPORTS_KEPT)
+    try:
+        yield settings
+    finally:
+        lib.jax_fa4_emulation_configure(ctypes.byref(Settings()._options(())), _REPORTS_KEPT)
+
+
+def take_reports() -> list[Report]:
+    """The reports of the runs inside `emulate` since the last call, oldest first; each is handed out once."""
+    lib = library()
+    reports = []
+    while size := lib.jax_fa4_emulation_report(None, 0):
+        text = ctypes.create_string_buffer(size)
+        size = lib.jax_fa4_emulation_report(text, size)
+        reports.append(Report.from_json(text.raw[:size]))
+    return reports

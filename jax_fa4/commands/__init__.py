@@ -8,5 +8,6 @@ COMMANDS: dict[str, str] = {
     "check": "run the case list against the float64 oracle on this machine",
     "bench": "time attention against the peers that are installed",
     "compile": "compile kernels ahead of time, without a GPU",
+    "counters": "what a call's kernels execute, counted on the software GPU",
     "mask": "draw a mask with its full, partial and skipped blocks",
 }

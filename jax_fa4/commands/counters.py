@@ -1,0 +1,42 @@
+"""``python -m jax_fa4 counters``: what the kernels of a call execute, counted on the software GPU."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", default="sm_100a", choices=("sm_90a", "sm_100a"))
+    parser.add_argument("--shape", default="1,1024,1,128", metavar="B,S,H,D", help="default: 1,1024,1,128")
+    parser.add_argument("--keys", type=int, help="length of keys and values (default: S)")
+    parser.add_argument("--kv-heads", type=int, help="default: H")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--backward", action="store_true", help="count the gradient's kernels too")
+    parser.add_argument("--seed", type=int, default=0, help="of the interleaving")
+    parser.add_argument("--strict", action="store_true", help="report what hardware forgives")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    import jax
+    import jax.numpy as jnp
+
+    import jax_fa4
+    from jax_fa4 import counting, emulator
+
+    batch, rows, heads, width = map(int, arguments.shape.split(","))
+    keys, kv_heads = arguments.keys or rows, arguments.kv_heads or heads
+    shapes = [(batch, rows, heads, width)] + [(batch, keys, kv_heads, width)] * 2
+    q, k, v = (
+        jax.random.normal(key, shape, jnp.dtype(arguments.dtype))
+        for key, shape in zip(jax.random.split(jax.random.key(0), 3), shapes, strict=True)
+    )
+
+    def attend(q, k, v):
+        return jax_fa4.attention(q, k, v, causal=arguments.causal, backend=f"emulate:{arguments.arch}")
+
+    with jax.default_device(jax.devices("cpu")[0]), emulator.emulate(arguments.seed, strict=arguments.strict):
+        if arguments.backward:
+            jax.block_until_ready(jax.grad(lambda *a: attend(*a).astype(jnp.float32).sum(), (0, 1, 2))(q, k, v))
+        else:
+            jax.block_until_ready(attend(q, k, v))
+    print(counting.table(counting.counters()))
+    return 0
