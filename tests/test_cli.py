@@ -42,11 +42,11 @@ def test_info_names_versions_and_refusals(capsys):
 
 
 def test_explain_takes_shapes_and_agrees_with_what_runs():
-    q = jax.ShapeDtypeStruct((1, 16, 2, 8), jnp.float32)
+    q = jax.ShapeDtypeStruct((1, 16, 2, 8), jnp.bfloat16)
     found = explain(q, q, q, window=(3, None), bias=jax.ShapeDtypeStruct((1, 1, 16, 16), jnp.float32))
     assert found.spec.has_bias and found.spec.head_dim == 8
     assert found.chosen == "xla" and found.refusals["xla"] is None
-    x = jnp.ones((1, 16, 2, 8))
+    x = jnp.ones((1, 16, 2, 8), jnp.bfloat16)
     for backend in ("cuda", "emulate:sm_90a", "emulate:sm_100a"):
         assert found.refusals[backend]
         with pytest.raises(Unsupported, match="kernels have no bias"):
