@@ -13,7 +13,18 @@ def permuted(tensor: cute.Tensor, *modes: int) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
 
 
-def tma_load_atom(tensor: cute.Tensor, smem_layout, tile: tuple[int, int]):
+def packed_rows(tensor: cute.Tensor, packed_heads: int) -> cute.Tensor:
+    """[B, S, H, D] as (S, D, H, B), or with heads packed into the rows as ((heads, S), D, H / heads, B)."""
+    batch, length, heads, dim = tensor.shape
+    batch_stride, row_stride, head_stride, dim_stride = tensor.stride
+    if packed_heads == 1:
+        return permuted(tensor, 1, 3, 2, 0)
+    shape = ((packed_heads, length), dim, heads // packed_heads, batch)
+    stride = ((head_stride, row_stride), dim_stride, head_stride * packed_heads, batch_stride)
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
+
+
+def tma_load_atom(tensor: cute.Tensor, smem_layout, tile: tuple):
     """(atom, coordinate tensor) that loads `tile` of the first two modes; what lies outside the tensor arrives as 0."""
     info = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, smem_layout, tile)
     return info[0], info[1]

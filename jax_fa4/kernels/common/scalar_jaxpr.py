@@ -15,6 +15,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import jax
+import jax.extend
 import numpy as np
 from cutlass import Boolean, Float32, Int32, Uint32
 
@@ -58,7 +59,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
     values = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
 
     def read(atom: Any) -> Any:
-        return _literal(atom.val, atom.aval) if isinstance(atom, jax.core.Literal) else values[atom]
+        return _literal(atom.val, atom.aval) if isinstance(atom, jax.extend.core.Literal) else values[atom]
 
     for equation in jaxpr.eqns:
         inputs = [read(atom) for atom in equation.invars]

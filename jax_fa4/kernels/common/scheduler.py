@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 
@@ -19,7 +20,9 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class TileSchedule:
-    """Tile numbers 0, 1, 2, ... in the order in which they are to start; CTA c of n takes c, c + n, c + 2n, ...
+    """Tile numbers 0, 1, 2, ... in the order in which they are to start, dealt to n CTAs one round after the other.
+
+    Every other round is dealt in reverse, so that no CTA gets the longer tile of every round.
 
     Heads are taken in sections. Within a section the last query blocks of all its heads come first: under a causal mask
     these are the longest, so the work left at the end is short and evens out. A section holds as many heads as keep
@@ -36,6 +39,11 @@ class TileSchedule:
     @property
     def count(self) -> Int32:
         return self.q_blocks * self.heads * self.batch
+
+    def number(self, turn: Int32) -> Int32:
+        """The number of this CTA's tile in a round."""
+        cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        return turn * ctas + cutlass.select_(turn % 2 == 0, cta, ctas - 1 - cta)
 
     def tile(self, number: Int32) -> Tile:
         """The tile with this number."""

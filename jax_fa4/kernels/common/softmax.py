@@ -46,17 +46,35 @@ class RowFragment:
 
 
 @dataclasses.dataclass(frozen=True)
+class PackedRows:
+    """P rounded to 16 bits: words (rows, pairs of neighbouring columns) of two `dtype` values each."""
+
+    words: Any
+    dtype: Any
+
+    def store_rows(self, values: cute.Tensor) -> None:
+        """Rounds (rows, columns) of float32."""
+        for r in range(cute.size(values, mode=[0])):
+            for c in range(0, cute.size(values, mode=[1]), 2):
+                self.words[r, c // 2] = pack(values[r, c], values[r, c + 1], self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class SoftmaxStrategy:
     """How the exponentials and the rescaling are done: part of a plan.
 
     Args:
         emulated_eighths: of every eight exponentials in a fully unmasked block, how many run on the FMA units.
-        rescale_threshold_log2: earlier results are rescaled only when a row's maximum grew by more than this (in log2);
-            0 rescales always. 8 keeps P below 2**8 and the sums far from overflow.
+        lazy_maximum: keep the reference of the exponentials (the row's maximum when it was last looked at) as long as a
+            block's exponentials stay below `LAZY_LIMIT`; only else find the block's maximum and rescale.
     """
 
     emulated_eighths: int = 0
-    rescale_threshold_log2: float = 0.0
+    lazy_maximum: bool = False
+
+
+LAZY_LIMIT = 2.0**15
+"""Largest sum of a lane's exponentials in one block that a lazy maximum tolerates: below float16's largest value."""
 
 
 def exp2(x: Float32) -> Float32:
@@ -95,8 +113,9 @@ class OnlineSoftmax:
         scale_log2: scores are multiplied by it inside the exponent (scale * log2 e, or log2 e after score functions).
         strategy: see `SoftmaxStrategy`.
 
-    `row_max` holds the maximum of the raw scores (kept stale within the threshold), `row_sum` this lane's part of the
-    sum of exponentials, `rescale` the factor of the last step.
+    `row_max` is the reference that exponentials are taken against, in raw scores: the running maximum, or an earlier one
+    under a lazy maximum. `row_sum` is this lane's part of the sum of exponentials. `rescale` is the factor by which the
+    last exact step shrinks earlier results.
     """
 
     def __init__(self, rows: int, lanes_per_row: int, scale_log2: float, strategy: SoftmaxStrategy):
@@ -107,11 +126,11 @@ class OnlineSoftmax:
         self.row_max = cute.make_rmem_tensor((rows,), Float32)
         self.row_sum = cute.make_rmem_tensor((rows,), Float32)
         self.rescale = cute.make_rmem_tensor((rows,), Float32)
+        self.bias = cute.make_rmem_tensor((rows,), Float32)
 
     def reset(self) -> None:
         self.row_max.fill(NEG_INF)
         self.row_sum.fill(0.0)
-        self.rescale.fill(1.0)
 
     def _over_lanes(self, op, value):
         offset = 1
@@ -124,38 +143,65 @@ class OnlineSoftmax:
         """Turns scores into P in place and updates the statistics; `masked` says whether scores may be -inf."""
         scores = fragment.scores
         columns = len(fragment.column_steps)
+
+        def in_place(r: int, c: int, p: Float32) -> None:
+            scores[r, c] = p
+
         for r in range(self.rows):
-            chains = 4
-            block_max = [scores[r, c] for c in range(min(chains, columns))]
-            for c in range(chains, columns):
-                block_max[c % chains] = cute.arch.fmax(block_max[c % chains], scores[r, c])
+            block_max = [scores[r, c] for c in range(min(4, columns))]
+            for c in range(4, columns):
+                block_max[c % 4] = cute.arch.fmax(block_max[c % 4], scores[r, c])
             old_max = self.row_max[r]
             new_max = self._over_lanes(cute.arch.fmax, cute.arch.fmax(_tree(cute.arch.fmax, block_max), old_max))
-            if self.strategy.rescale_threshold_log2 > 0:
-                grown = (new_max - old_max) * self.scale_log2 <= self.strategy.rescale_threshold_log2
-                new_max = cutlass.select_(grown, old_max, new_max)
             self.row_max[r] = new_max
-            if masked:  # a row without any key so far: its P must come out 0, not NaN
-                new_max = cutlass.select_(new_max == NEG_INF, Float32(0.0), new_max)
-            bias = new_max * -self.scale_log2
-            rescale = exp2(old_max * self.scale_log2 + bias)
-            self.rescale[r] = rescale
-            sums = [self.row_sum[r] * rescale] + [None] * 3
-            for c in range(columns):
-                exponent = scores[r, c] * self.scale_log2 + bias
-                emulated = not masked and (c * self.strategy.emulated_eighths) % 8 < self.strategy.emulated_eighths
-                p = exp2_fma(exponent) if emulated else exp2(exponent)
-                scores[r, c] = p
-                lane = c % 4
-                sums[lane] = p if sums[lane] is None else sums[lane] + p
-            self.row_sum[r] = _tree(lambda a, b: a + b, [s for s in sums if s is not None])
+            # A row without any key so far: its P must come out 0, not NaN; and a lazy step must not take it as a
+            # reference, which an infinite bias sees to.
+            empty = new_max == NEG_INF
+            safe_max = cutlass.select_(empty, Float32(0.0), new_max) if masked else new_max
+            bias = safe_max * -self.scale_log2
+            self.bias[r] = cutlass.select_(empty, Float32(-NEG_INF), bias) if masked else bias
+            self.rescale[r] = exp2(old_max * self.scale_log2 + bias)
+            block_sum = self._exponentials(fragment, r, bias, not masked, in_place)
+            self.row_sum[r] = self.row_sum[r] * self.rescale[r] + block_sum
 
-    def must_rescale(self) -> Boolean:
-        """Whether any row of this warp has to be rescaled (always, without a threshold)."""
-        changed = Boolean(False)
-        for r in range(self.rows):
-            changed = changed | (self.rescale[r] != 1.0)
-        return cute.arch.vote_any_sync(changed)
+    def lazy_step(self, fragment: RowFragment, packed: PackedRows) -> tuple[list, Boolean]:
+        """Scores to P, rounded into `packed`, against the old reference: no maximum, no rescaling.
+
+        Returns this lane's new sums per row, and whether the warp may keep them. If so, `accept` the sums. Else an exponential is too large, or a row has no reference yet: take an exact `step` on the scores,
+        which are still there.
+        """
+        pair: list = []
+
+        def keep(r: int, c: int, p: Float32) -> None:
+            pair.append(p)
+            if len(pair) == 2:
+                packed.words[r, c // 2] = pack(*pair, packed.dtype)
+                pair.clear()
+
+        sums = [self._exponentials(fragment, r, self.bias[r], False, keep) for r in range(self.rows)]
+        fits = Boolean(True)
+        for block_sum in sums:
+            fits = fits & (block_sum < LAZY_LIMIT)  # false for NaN too
+        return [self.row_sum[r] + sums[r] for r in range(self.rows)], cute.arch.vote_all_sync(fits)
+
+    def accept(self, sums: list) -> None:
+        """Takes a lazy step's sums."""
+        for r, row_sum in enumerate(sums):
+            self.row_sum[r] = row_sum
+
+    def _exponentials(self, fragment: RowFragment, r: int, bias, may_emulate: bool, keep) -> Float32:
+        """Exponentials of a row, each handed to `keep(r, c, p)`; returns this lane's sum of them."""
+        eighths = self.strategy.emulated_eighths if may_emulate else 0
+        sums: list = []
+        for c in range(len(fragment.column_steps)):
+            exponent = fragment.scores[r, c] * self.scale_log2 + bias
+            p = exp2_fma(exponent) if (c * eighths) % 8 < eighths else exp2(exponent)
+            keep(r, c, p)
+            if c < 4:
+                sums.append(p)
+            else:
+                sums[c % 4] = sums[c % 4] + p
+        return _tree(lambda a, b: a + b, sums)
 
     def finish(self, sink) -> tuple[list, list]:
         """(1 / sum, LSE in natural log) per row; an empty row gives (0, -inf), with a sink (0, sink).
@@ -180,13 +226,16 @@ class OnlineSoftmax:
         return inverses, lses
 
 
+def pack(low: Float32, high: Float32, dtype) -> Uint32:
+    """Two float32 rounded to a 16-bit type, in one word."""
+    kind = "bf16x2" if dtype is cutlass.BFloat16 else "f16x2"
+    return cute.arch.inline_ptx(
+        f"cvt.rn.{kind}.f32 {{$w0}}, {{$r1}}, {{$r0}};", write_only_types=[Uint32], read_only_args=[low, high]
+    )
+
+
 def convert_pairs(source: cute.Tensor, target: cute.Tensor) -> None:
     """Rounds float32 registers to 16-bit ones of the same order, two per instruction."""
-    kind = "bf16x2" if target.element_type is cutlass.BFloat16 else "f16x2"
     packed = cute.recast_tensor(target, Uint32)
     for i in range(cute.size(source) // 2):
-        packed[i] = cute.arch.inline_ptx(
-            f"cvt.rn.{kind}.f32 {{$w0}}, {{$r1}}, {{$r0}};",
-            write_only_types=[Uint32],
-            read_only_args=[source[2 * i], source[2 * i + 1]],
-        )
+        packed[i] = pack(source[2 * i], source[2 * i + 1], target.element_type)

@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr, pipeline
+from cutlass import Float32, Int32, Uint32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4 import masks
@@ -72,16 +72,16 @@ def run(kernel, products, shared, g, dims, schedule):
         cute.make_rmem_tensor(output_slice.partition_shape_C((plan.block_q, plan.value_tile_dim)), Float32),
     )
     statistics = softmax.OnlineSoftmax(2, 4, kernel.scale_log2, kernel.strategy)
-    turns = pipelines.Turns(plan.warpgroups)
+    turns = pipelines.Turns(plan.warpgroups if plan.take_turns else 1)
     turns.begin(group)
 
-    q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1)
+    q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.q_stages)
     kv_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.stages)
-    number = cute.arch.block_idx()[0]
+    turn = Int32(0)
     work = Work(kernel, products, shared, operand, lane, statistics, turns, g, dims)
-    while number < schedule.count:
-        q_state, kv_state = _tile(work, schedule.tile(number), q_state, kv_state)
-        number += cute.arch.grid_dim()[0]
+    while schedule.number(turn) < schedule.count:
+        q_state, kv_state = _tile(work, schedule.tile(schedule.number(turn)), q_state, kv_state)
+        turn += 1
 
 
 @cute.jit
@@ -89,9 +89,11 @@ def _tile(work, tile, q_state, kv_state):
     """One tile; returns the states of the next tile's first buffers."""
     spec, plan = work.kernel.spec, work.kernel.plan
     geometry = sequence.geometry(spec, work.g, work.dims, tile.batch)
-    order = mask.block_order(spec.mask, tile.q_block, plan.block_q, plan.block_k, geometry)
-    rows = tuple(tile.q_block * plan.block_q + work.lane.row + step for step in (0, 8))
-    block = Block(work, tile, geometry, rows, sequence.element_mask(spec, work.g, tile.batch, rows, geometry))
+    order = mask.block_order(spec.mask, tile.q_block, plan.block_positions, plan.block_k, geometry)
+    packed = tuple(tile.q_block * plan.block_q + work.lane.row + step for step in (0, 8))
+    rows = tuple(row // plan.packed_heads for row in packed)
+    heads = tuple(tile.head * plan.packed_heads + row % plan.packed_heads for row in packed)
+    block = Block(work, tile, q_state.index, geometry, rows, heads, sequence.element_mask(spec, work.g, tile.batch, rows, geometry))
 
     work.statistics.reset()
     work.operand.o.fill(0.0)
@@ -125,12 +127,15 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What the steps of one tile share: tile, geometry of its example, this lane's rows, its element mask."""
+    """What the steps of one tile share: tile, buffer of its Q, geometry of its example, this lane's query rows and
+    their heads, its element mask."""
 
     work: Work
     tile: Any
+    q_buffer: Int32
     geometry: Any
     rows: tuple
+    heads: tuple
     element_mask: mask.ElementMask
 
 
@@ -139,9 +144,10 @@ def _new_scores(work):
     return cute.make_rmem_tensor(work.products.scores.get_slice(0).partition_shape_C(shape), Float32)
 
 
-def _issue_scores(work, scores, state):
-    keys = work.operand.k[None, None, None, state.index]
-    multiply(work.products.scores, scores, work.operand.q[None, None, None, 0], keys, False)
+def _issue_scores(block, scores, state):
+    work = block.work
+    queries = work.operand.q[None, None, None, block.q_buffer]
+    multiply(work.products.scores, scores, queries, work.operand.k[None, None, None, state.index], False)
 
 
 def _issue_output(work, state):
@@ -149,18 +155,25 @@ def _issue_output(work, state):
     multiply(work.products.output, work.operand.o, work.operand.p, values, True)
 
 
-def _softmax(block, scores, kv_block, masked: bool):
-    """Score mods, mask and softmax of a block: scores become P."""
+def _scores_fragment(block, scores, kv_block, masked: bool):
+    """The block's scores after score mods and mask, as a row fragment."""
     work, spec, plan = block.work, block.work.kernel.spec, block.work.kernel.plan
     columns = tuple(8 * n + i for n in range(plan.block_k // 8) for i in range(2))
     fragment = softmax.RowFragment(rows_view(scores), work.lane.row, (0, 8), work.lane.column, columns, 4)
-    place = mask.Place(block.tile.batch, (block.tile.head,) * 2, block.rows, kv_block * plan.block_k, spec.positions)
+    place = mask.Place(block.tile.batch, block.heads, block.rows, kv_block * plan.block_k, spec.positions)
     if spec.score_mods:
         operands = sequence.operands(work.g, "score_operands", sequence.score_functions(spec))
         mask.apply_scores(spec.score_mods, spec.scale, fragment, place, block.geometry, operands)
     if masked:
         block.element_mask.apply(fragment, place, block.geometry)
-    work.statistics.step(fragment, masked)
+    return fragment
+
+
+def _packed_rows(p: cute.Tensor, dtype) -> softmax.PackedRows:
+    """P as the operand of the second product: 16-bit values in the accumulator's order, (rows, pairs of columns)."""
+    words = cute.recast_tensor(p, Uint32)
+    layout = cute.make_layout((2, cute.size(words) // 2), stride=(1, 2))
+    return softmax.PackedRows(cute.make_tensor(words.iterator, layout), dtype)
 
 
 def _first(block, state, kv_block):
@@ -168,10 +181,10 @@ def _first(block, state, kv_block):
     work = block.work
     scores = _new_scores(work)
     work.shared.k_pipeline.consumer_wait(state)
-    _issue_scores(work, scores, state)
+    _issue_scores(block, scores, state)
     warpgroup.wait_group(0)
     work.shared.k_pipeline.consumer_release(state)
-    _softmax(block, scores, kv_block, True)
+    work.statistics.step(_scores_fragment(block, scores, kv_block, True), True)
     softmax.convert_pairs(scores, work.operand.p)
 
 
@@ -183,22 +196,70 @@ def _step(block, state, kv_block, masked: bool):
     scores = _new_scores(work)
     work.shared.k_pipeline.consumer_wait(state)
     work.turns.wait(work.lane.warpgroup)
-    _issue_scores(work, scores, state)
+    _issue_scores(block, scores, state)
     work.shared.v_pipeline.consumer_wait(previous)
     _issue_output(work, previous)
     work.turns.pass_on(work.lane.warpgroup)
     warpgroup.wait_group(1)
     work.shared.k_pipeline.consumer_release(state)
-    _softmax(block, scores, kv_block, masked)
-    _finish_before_wait(work.statistics)
-    warpgroup.wait_group(0)
-    work.shared.v_pipeline.consumer_release(previous)
-    softmax.convert_pairs(scores, work.operand.p)
-    _rescale(work)
+    fragment = _scores_fragment(block, scores, kv_block, masked)
+    if work.kernel.strategy.lazy_maximum:
+        next_p = cute.make_rmem_tensor_like(work.operand.p)
+        packed = _packed_rows(next_p, work.kernel.dtype)
+        sums, fits = work.statistics.lazy_step(fragment, packed)
+        _finish_before_wait(sums)
+        warpgroup.wait_group(0)
+        work.shared.v_pipeline.consumer_release(previous)
+        _settle(work, fragment, packed, masked, sums, fits)
+        _move_words(next_p, work.operand.p)
+    else:
+        work.statistics.step(fragment, masked)
+        _finish_before_wait(work.statistics.row_sum)
+        warpgroup.wait_group(0)
+        work.shared.v_pipeline.consumer_release(previous)
+        softmax.convert_pairs(scores, work.operand.p)
+        _rescale(work)
     return state
 
 
-def _finish_before_wait(statistics) -> None:
+def _move_words(source: cute.Tensor, target: cute.Tensor) -> None:
+    """Copies registers by instructions of their own, after the wait for the product that reads `target`.
+
+    Otherwise the compiler lets the instructions that make `source` define the product's operands directly; the assembler
+    sees operands change while products run, and makes all products wait for each other.
+    """
+    words, moved = cute.recast_tensor(source, Uint32), cute.recast_tensor(target, Uint32)
+    for i in range(cute.size(words)):
+        moved[i] = cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[words[i]])
+
+
+@cute.jit
+def _settle(work, fragment, packed, masked: cutlass.Constexpr, sums, fits):
+    """Keeps a lazy step's result, or does the step again exactly."""
+    if fits:
+        _accept(work, sums)
+    else:
+        _exact(work, fragment, packed, masked)
+
+
+def _accept(work, sums) -> None:
+    work.statistics.accept(sums)
+
+
+def _exact(work, fragment, packed, masked: bool) -> None:
+    work.statistics.step(fragment, masked)
+    packed.store_rows(fragment.scores)
+    _rescale(work)
+
+
+def _rescale(work) -> None:
+    output = rows_view(work.operand.o)
+    for r in range(2):
+        for c in range(cute.size(output, mode=[1])):
+            output[r, c] = output[r, c] * work.statistics.rescale[r]
+
+
+def _finish_before_wait(sums) -> None:
     """Keeps the exponentials before the wait that follows.
 
     The assembler moves a wait for products up as far as it can, past the exponentials, which would then no longer run
@@ -207,28 +268,8 @@ def _finish_before_wait(statistics) -> None:
     """
     cute.arch.inline_ptx(
         "{ .reg .pred p; setp.lt.f32 p, {$r0}, 0f00000000; @p exit; }",
-        read_only_args=[statistics.row_sum[0] + statistics.row_sum[1]],
+        read_only_args=[sums[0] + sums[1]],
     )
-
-
-def _rescale(work):
-    output = rows_view(work.operand.o)
-    if work.kernel.strategy.rescale_threshold_log2 > 0:
-        _scale_if_grown(work.statistics, output)
-    else:
-        _scale(work.statistics, output)
-
-
-@cute.jit
-def _scale_if_grown(statistics, output):
-    if statistics.must_rescale():
-        _scale(statistics, output)
-
-
-def _scale(statistics, output):
-    for r in range(2):
-        for c in range(cute.size(output, mode=[1])):
-            output[r, c] = output[r, c] * statistics.rescale[r]
 
 
 def _last(block, state):

@@ -22,21 +22,21 @@ def run(block):
     spec = kernel.spec
     sink = None
     if spec.sink:
-        sink = [g.sinks[tile.head]] * 2
+        sink = [g.sinks[head] for head in block.heads]
     inverses, lses = work.statistics.finish(sink)
     output = rows_view(work.operand.o)
     quad = lane.column // 2
     for r in range(2):
-        row = rows[r]
+        row, head = rows[r], block.heads[r]
         exists = row < dims.S
         live = row < geometry.q_length
         lse = lses[r]
-        lse_row = (Int64(tile.batch) * dims.H + tile.head) * dims.S + row
+        lse_row = (Int64(tile.batch) * dims.H + head) * dims.S + row
         address = g.lse.iterator.toint() + lse_row * 4
         lse = cutlass.select_(live, lse, sink[r] if sink is not None else Float32(softmax.NEG_INF))
         copies.store_words(address, [Float32(lse).bitcast(Uint32)], exists & (quad == 0))
         scale = cutlass.select_(live, inverses[r], Float32(0.0))
-        element = ((Int64(tile.batch) * dims.S + row) * dims.H + tile.head) * spec.value_head_dim
+        element = ((Int64(tile.batch) * dims.S + row) * dims.H + head) * spec.value_head_dim
         values = [Float32(output[r, c] * scale) for c in range(cute.size(output, mode=[1]))]
         if spec.float32_out:
             _store_float32(g.o.iterator.toint() + element * 4, values, quad, exists, spec.value_head_dim)

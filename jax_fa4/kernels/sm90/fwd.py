@@ -22,12 +22,12 @@ from cutlass.utils import LayoutEnum, SmemAllocator
 from jax_fa4.kernels.common import abi, copies, pipelines, scheduler, softmax
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.sm90 import consumer, load
-from jax_fa4.kernels.sm90.plans import L2_SECTION_BYTES, ForwardPlan
+from jax_fa4.kernels.sm90.plans import ForwardPlan
 
 
 @dataclasses.dataclass(frozen=True)
 class Loads:
-    """TMA atoms and coordinate tensors: q (S, D, H, B), k (T, D, K, B), v (E, T, K, B)."""
+    """TMA atoms and coordinate tensors: k (T, D, K, B), v (E, T, K, B), q (S, D, H, B) or packed ((G, S), D, K, B)."""
 
     q_atom: cute.CopyAtom
     q: cute.Tensor
@@ -65,16 +65,16 @@ class Forward:
         self.plan = plan
         self.buffers = abi.forward_buffers(spec)
         self.dtype = DTYPES[spec.dtype]
-        strategy = softmax.SoftmaxStrategy(plan.exp2_emulated_eighths, plan.rescale_threshold_log2)
+        strategy = softmax.SoftmaxStrategy(plan.exp2_emulated_eighths, plan.lazy_maximum)
         self.strategy = strategy
         # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
         self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
 
     def layouts(self):
-        """Shared memory layouts of Q (rows, D), K (keys, D, stage) and V (E, keys, stage)."""
+        """Shared memory layouts of Q (rows, D, stage), K (keys, D, stage) and V (E, keys, stage)."""
         plan = self.plan
         rows, keys, dim, value_dim = plan.block_q, plan.block_k, plan.tile_dim, plan.value_tile_dim
-        q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, (rows, keys, dim), self.dtype, 1)
+        q = hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, (rows, keys, dim), self.dtype, plan.q_stages)
         k = hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, (rows, keys, dim), self.dtype, plan.stages)
         v = hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, (rows, value_dim, keys), self.dtype, plan.stages)
         return q, k, v
@@ -96,7 +96,7 @@ class Forward:
         plan = self.plan
         q_layout, k_layout, v_layout = self.layouts()
         q_atom, q = copies.tma_load_atom(
-            copies.permuted(g.q, 1, 3, 2, 0), cute.select(q_layout, mode=[0, 1]), (plan.block_q, plan.tile_dim)
+            copies.packed_rows(g.q, plan.packed_heads), cute.select(q_layout, mode=[0, 1]), plan.q_tile
         )
         k_atom, k = copies.tma_load_atom(
             copies.permuted(g.k, 1, 3, 2, 0), cute.select(k_layout, mode=[0, 1]), (plan.block_k, plan.tile_dim)
@@ -104,14 +104,15 @@ class Forward:
         v_atom, v = copies.tma_load_atom(
             copies.permuted(g.v, 3, 1, 2, 0), cute.select(v_layout, mode=[0, 1]), (plan.value_tile_dim, plan.block_k)
         )
-        q_blocks = (dims.S + (plan.block_q - 1)) // plan.block_q
+        q_blocks = (dims.S + (plan.block_positions - 1)) // plan.block_positions
         kv_bytes = Int64(dims.T) * (2 * (self.spec.head_dim + self.spec.value_head_dim))
-        section = scheduler.section_heads(plan.longest_first, self.spec.group, kv_bytes, L2_SECTION_BYTES)
-        schedule = scheduler.TileSchedule(q_blocks, dims.H, dims.B, section)
+        sharing = self.spec.group // plan.packed_heads
+        section = scheduler.section_heads(plan.longest_first, sharing, kv_bytes, plan.section_bytes)
+        schedule = scheduler.TileSchedule(q_blocks, dims.H // plan.packed_heads, dims.B, section)
         self.kernel(
             Loads(q_atom, q, k_atom, k, v_atom, v), self.products(), (q_layout, k_layout, v_layout), g, dims, schedule
         ).launch(
-            grid=(cutlass.min(dims.sm_count, schedule.count), 1, 1),
+            grid=(cutlass.min(dims.sm_count, schedule.count) if plan.persistent else schedule.count, 1, 1),
             block=(128 * (plan.warpgroups + 1), 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
@@ -128,19 +129,17 @@ class Forward:
             cpasync.prefetch_descriptor(loads.v_atom)
 
         storage = SmemAllocator()
-        barriers = storage.allocate_array(Int64, 2 + 4 * plan.stages)
+        barriers = storage.allocate_array(Int64, 2 * (plan.q_stages + 2 * plan.stages))
         tensor = lambda layout: storage.allocate_tensor(  # noqa: E731
             self.dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )
         q, k, v = tensor(q_layout), tensor(k_layout), tensor(v_layout)
         size = lambda layout: cute.size_in_bytes(self.dtype, cute.select(layout, mode=[0, 1]))  # noqa: E731
-        consumers, stages = 4 * plan.warpgroups, plan.stages
-        shared = Shared(
-            q, k, v,
-            pipelines.tma_load_pipeline(barriers, 1, size(q_layout), consumers),
-            pipelines.tma_load_pipeline(barriers + 2, stages, size(k_layout), consumers),
-            pipelines.tma_load_pipeline(barriers + 2 + 2 * stages, stages, size(v_layout), consumers),
-        )  # fmt: skip
+        rings = []
+        for layout, stages in ((q_layout, plan.q_stages), (k_layout, plan.stages), (v_layout, plan.stages)):
+            rings.append(pipelines.tma_load_pipeline(barriers, stages, size(layout), 4 * plan.warpgroups))
+            barriers = barriers + 2 * stages
+        shared = Shared(q, k, v, *rings)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 

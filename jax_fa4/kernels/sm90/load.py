@@ -13,19 +13,18 @@ from jax_fa4.kernels.common import copies, mask, sequence
 def run(kernel, loads, shared, g, dims, schedule):
     """All tiles of this CTA. K runs one block ahead of V, as the consumers need them."""
     plan = kernel.plan
-    q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
+    q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.q_stages)
     k_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
     v_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
-    number = cute.arch.block_idx()[0]
-    while number < schedule.count:
-        tile = schedule.tile(number)
-        kv_head = tile.head // kernel.spec.group
+    turn = Int32(0)
+    while schedule.number(turn) < schedule.count:
+        tile = schedule.tile(schedule.number(turn))
+        kv_head = tile.head * plan.packed_heads // kernel.spec.group
         geometry = sequence.geometry(kernel.spec, g, dims, tile.batch)
-        order = mask.block_order(kernel.spec.mask, tile.q_block, plan.block_q, plan.block_k, geometry)
+        order = mask.block_order(kernel.spec.mask, tile.q_block, plan.block_positions, plan.block_k, geometry)
 
-        gq = cute.local_tile(
-            loads.q[None, None, tile.head, tile.batch], (plan.block_q, plan.tile_dim), (tile.q_block, 0)
-        )
+        q_index = tile.q_block if plan.packed_heads == 1 else (0, tile.q_block)
+        gq = cute.local_tile(loads.q[None, None, tile.head, tile.batch], plan.q_tile, (q_index, 0))
         gk = cute.local_tile(loads.k[None, None, kv_head, tile.batch], (plan.block_k, plan.tile_dim), (None, 0))
         gv = cute.local_tile(loads.v[None, None, kv_head, tile.batch], (plan.value_tile_dim, plan.block_k), (0, None))
         q_shared, q_global = copies.tma_partition(loads.q_atom, shared.q, gq)
@@ -39,7 +38,7 @@ def run(kernel, loads, shared, g, dims, schedule):
             v_state = _load(loads.v_atom, v_global[None, order.block(step - 1)], v_shared, shared.v_pipeline, v_state)
         last = order.block(order.count - 1)
         v_state = _load(loads.v_atom, v_global[None, last], v_shared, shared.v_pipeline, v_state)
-        number += cute.arch.grid_dim()[0]
+        turn += 1
 
 
 def _load(atom, source, target, ring, state):

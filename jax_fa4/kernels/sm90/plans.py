@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jax_fa4 import masks
+from jax_fa4.errors import Unsupported
 from jax_fa4.spec import AttentionSpec
 
 SHARED_BYTES = 227 * 1024
@@ -23,10 +24,14 @@ class ForwardPlan:
         block_q: query rows of a CTA, 64 per consumer warpgroup.
         block_k: keys of a KV block.
         stages: K buffers, and as many V buffers.
+        q_stages: Q buffers; with 2 the next tile's Q is loaded while this tile is worked on.
+        take_turns: warpgroups issue their products in turns (ping-pong).
         tile_dim, value_tile_dim: D and E rounded up to a size that the tensor cores' shared memory layouts take; TMA
             fills the difference with zeros.
+        packed_heads: query heads of a KV head that share a tile: row r is query row r // packed_heads of head
+            r % packed_heads of the group. 1, or the whole group.
         longest_first: order tiles so that those with most KV blocks start first.
-        exp2_emulated_eighths, rescale_threshold_log2: see `kernels.common.softmax.SoftmaxStrategy`.
+        exp2_emulated_eighths, lazy_maximum: see `kernels.common.softmax.SoftmaxStrategy`.
         producer_registers, consumer_registers: per thread, set at the start of the roles.
     """
 
@@ -36,8 +41,13 @@ class ForwardPlan:
     tile_dim: int
     value_tile_dim: int
     longest_first: bool
+    packed_heads: int = 1
+    q_stages: int = 1
+    take_turns: bool = False
+    persistent: bool = True
+    section_bytes: int = L2_SECTION_BYTES
     exp2_emulated_eighths: int = 0
-    rescale_threshold_log2: float = 0.0
+    lazy_maximum: bool = True
     arch: str = "sm_90a"
 
     def __post_init__(self):
@@ -45,6 +55,8 @@ class ForwardPlan:
             raise ValueError(f"block_q={self.block_q}: one warpgroup takes 64 rows, allowed are 64, 128 and 192")
         if self.block_k % 16 or not 16 <= self.block_k <= 256:
             raise ValueError(f"block_k={self.block_k}: allowed are multiples of 16 up to 256")
+        if self.block_q % self.packed_heads:
+            raise ValueError(f"packed_heads={self.packed_heads} does not divide block_q={self.block_q}")
         if self.shared_bytes > SHARED_BYTES:
             raise ValueError(f"the plan needs {self.shared_bytes} bytes of shared memory, a block has {SHARED_BYTES}")
         total = 128 * (self.producer_registers + self.warpgroups * self.consumer_registers)
@@ -57,6 +69,17 @@ class ForwardPlan:
         return self.block_q // 64
 
     @property
+    def block_positions(self) -> int:
+        """Query rows of one head in a tile."""
+        return self.block_q // self.packed_heads
+
+    @property
+    def q_tile(self) -> tuple:
+        """What TMA brings of Q (rows, D): with packed heads the rows are (heads, positions)."""
+        rows = self.block_q if self.packed_heads == 1 else (self.packed_heads, self.block_positions)
+        return rows, self.tile_dim
+
+    @property
     def producer_registers(self) -> int:
         return {1: 56, 2: 24, 3: 32}[self.warpgroups]
 
@@ -66,8 +89,9 @@ class ForwardPlan:
 
     @property
     def shared_bytes(self) -> int:
-        tiles = self.block_q * self.tile_dim + self.stages * self.block_k * (self.tile_dim + self.value_tile_dim)
-        return 2 * tiles + 16 * (1 + 2 * self.stages) + 1024
+        q = self.q_stages * self.block_q * self.tile_dim
+        kv = self.stages * self.block_k * (self.tile_dim + self.value_tile_dim)
+        return 2 * (q + kv) + 1024  # barriers, rounded up to the tiles' alignment
 
 
 def round_up_dim(dim: int) -> int:
@@ -82,21 +106,42 @@ def is_causal(mask: masks.Mask) -> bool:
     return bool(rights) and not lefts
 
 
+def check(spec: AttentionSpec) -> None:
+    """Raises `Unsupported` for what no Hopper kernel does."""
+    from jax_fa4.kernels.common import scalar_jaxpr
+
+    if spec.dtype not in ("bfloat16", "float16"):
+        raise Unsupported(f"kernels take bfloat16 and float16, not {spec.dtype}")
+    for name, dim in (("head dim", spec.head_dim), ("value head dim", spec.value_head_dim)):
+        if dim % 8 or dim > 256:
+            raise Unsupported(f"kernels take a {name} that is a multiple of 8 up to 256, not {dim}")
+    if spec.has_bias:
+        raise Unsupported("kernels have no bias array")
+    if any(isinstance(part, masks.MaskArray) for part in spec.mask.parts):
+        raise Unsupported("kernels have no mask array; write the mask as a function")
+    functions = [part for part in spec.mask.parts if isinstance(part, masks.Predicate)]
+    for part in (*functions, *(mod for mod in spec.score_mods if hasattr(mod, "function"))):
+        scalar_jaxpr.check(part.function)
+
+
 def forward_plan(spec: AttentionSpec) -> ForwardPlan:
-    """The plan for a spec, by head dims and mask."""
+    """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
+    check(spec)
     tile_dim, value_tile_dim = round_up_dim(spec.head_dim), round_up_dim(spec.value_head_dim)
-    masked = bool(spec.mask.parts)
     largest = max(tile_dim, value_tile_dim)
+    q_stages = 1
     if largest <= 64:
-        block_q, block_k, stages = 192, 128, 2
+        block_q, block_k, stages, q_stages = 128, 128, 3, 2
     elif largest <= 128:
-        block_q, block_k, stages = 128, 128 if masked else 176, 2
+        block_q, block_k, stages, q_stages = 128, 128, 2, 2
     elif value_tile_dim <= 128:
         block_q, block_k, stages = 128, 128, 2
     elif largest <= 192:
-        block_q, block_k, stages = 128, 112, 2
+        block_q, block_k, stages = 128, 96, 2
     else:
         block_q, block_k, stages = 128, 80, 2
+    packed_heads = spec.group if block_q % spec.group == 0 else 1
     return ForwardPlan(
-        block_q, block_k, stages, tile_dim, value_tile_dim, longest_first=is_causal(spec.mask)
-    )
+        block_q, block_k, stages, tile_dim, value_tile_dim, longest_first=is_causal(spec.mask), packed_heads=packed_heads,
+        q_stages=q_stages,
+    )  # fmt: skip
