@@ -30,13 +30,15 @@ from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS
 # A row is worked on in parts: loads, exponentials, conversion and stores of one part overlap those of the next.
 _PART = 32
 _PARTS = BLOCK_K // _PART
+# In log2: beyond it the maximum's product with the scale is not accurate enough to be subtracted in one FMA.
+_LARGE = 64.0
 # Independent chains of a row's maximum and sum.
 _CHAINS = 4
 # Parts of P after which the second product may start.
 _HEAD_PARTS = 3
 
-# 2**f on [0, 1), degree 3; relative error 8.8e-5, against 3.9e-3 of rounding P to bfloat16.
-_EXP2 = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
+# 2**f on [0, 1), exact at 0, relative error 3.0e-6 (degree 3 has 8.8e-5: enough for P in 16 bits, but it shows in LSE).
+_EXP2 = (1.0, 0.6930448412895203, 0.241280198097229, 0.052242476493120193, 0.013426682911813259)
 _ROUND_TO_INTEGER = float(2**23 + 2**22)
 
 
@@ -110,7 +112,8 @@ def _finish(context: Context, place: _Row, row_max, total) -> tuple[Float32, Flo
     spec = context.spec
     empty = (row_max == NEG_INF) | (place.q_row >= place.work.geometry.q_length)
     total = Float32(cutlass.select_(empty, Float32(0.0), total))
-    top = Float32(cutlass.select_(empty, Float32(NEG_INF), row_max * (1.0 if spec.score_mods else spec.scale)))
+    scale = 1.0 if spec.score_mods else spec.scale
+    top = Float32(cutlass.select_(empty, Float32(NEG_INF), row_max * scale))
     weight = Float32(1.0)
     if spec.sink and not context.plan.split_kv:
         sink = context.work.g.sinks[place.head]
@@ -143,11 +146,12 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     values = cute.make_tensor(r_scores.iterator, cute.make_layout((1, BLOCK_K)))
     scale_log2 = _modify(context, place, block, values, masked)
 
-    block_max = cute.arch.fmax(old_max, _maximum(values))
+    block_max = _maximum(values)
     grown = (block_max - old_max) * scale_log2 > plan.rescale_threshold_log2
-    new_max = cutlass.select_(grown, block_max, old_max)
-    base = cutlass.select_(new_max == NEG_INF, Float32(0.0), new_max) if masked else new_max
-    rescale = cutlass.select_(grown, exp2((old_max - base) * scale_log2), Float32(1.0))
+    new_max = Float32(cutlass.select_(grown, block_max, old_max))
+    # A row without any key so far: its P is to be 0, not NaN.
+    base = Float32(cutlass.select_(new_max == NEG_INF, Float32(0.0), new_max)) if masked else new_max
+    rescale = Float32(cutlass.select_(grown, exp2((old_max - base) * scale_log2), Float32(1.0)))
     s_scale = context.shared.scale
     if turn > place.first_turn:
         s_scale[slot, place.row] = rescale
@@ -156,11 +160,16 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     r_store = cute.make_rmem_tensor(store.partition_S(_coordinates(BLOCK_K // 2)).shape, Float32)
     r_p = cute.make_tensor(cute.recast_ptr(r_store.iterator, dtype=context.dtype), cute.make_layout((_PART, _PARTS)))
     parts = cute.make_tensor(r_scores.iterator, cute.make_layout((_PART, _PARTS)))
+    bias = base * -scale_log2
+    if cute.arch.vote_any_sync(cute.arch.fmax(bias, -bias) > _LARGE):
+        # Rounding of max * scale_log2 would move the largest P away from 1: subtract first, which is exact near the maximum.
+        _shift(values, -base)
+        bias = Float32(0.0)
     # The sum trails by a part: it fills the issue slots between the next part's exponentials.
     sums = [(row_sum * rescale, Float32(0.0))]
     for part in cutlass.range_constexpr(_PARTS):
         on_fma = 0 if masked else plan.exp2_on_fma[part]
-        _exponentials(parts[None, part], scale_log2, base * -scale_log2, on_fma)
+        _exponentials(parts[None, part], scale_log2, bias, on_fma)
         if cutlass.const_expr(part > 0):
             sums = _add(sums, parts[None, part - 1])
         r_p[None, part].store(parts[None, part].load().to(context.dtype))
@@ -234,6 +243,12 @@ def _maximum(values) -> Float32:
     return cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
 
 
+def _shift(values, amount: Float32) -> None:
+    for i in range(0, BLOCK_K, 2):
+        pair = (values[0, i], values[0, i + 1])
+        values[0, i], values[0, i + 1] = cute.arch.add_packed_f32x2(pair, (amount, amount))
+
+
 def _add(sums: list, part) -> list:
     """Adds a part's values to up to four pairs of partial sums."""
     sums = list(sums)
@@ -272,8 +287,8 @@ def _exp2_on_fma(x: tuple) -> tuple:
     shift = (Float32(_ROUND_TO_INTEGER),) * 2
     shifted = cute.arch.add_packed_f32x2(x, shift, rnd="rm")
     fraction = cute.arch.sub_packed_f32x2(x, cute.arch.sub_packed_f32x2(shifted, shift))
-    value = (Float32(_EXP2[3]),) * 2
-    for coefficient in reversed(_EXP2[:3]):
+    value = (Float32(_EXP2[-1]),) * 2
+    for coefficient in reversed(_EXP2[:-1]):
         value = cute.arch.fma_packed_f32x2(value, fraction, (Float32(coefficient),) * 2)
     return tuple(
         ((s.bitcast(Int32) << 23) + v.bitcast(Int32)).bitcast(Float32)
