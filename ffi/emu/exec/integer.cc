@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "exec/carry.h"
 #include "exec/lane_ops.h"
 
 namespace emu {
@@ -125,6 +126,7 @@ namespace {
 template <Execute (*kPick)(Type), void (*kFloat)(Builder&), int kSources>
 void decode_arithmetic(Builder& b) {
   if (kFloat && float_type(b)) return kFloat(b);
+  if (has_carry(b) && (b.at->opcode == "add" || b.at->opcode == "sub")) return decode_carry(b);
   const Type type = b.take_type();
   if (!arithmetic(type)) b.refuse("the type is not known here");
   decode_same(b, kPick(type), Unit::kAlu, type, kSources);
@@ -186,6 +188,7 @@ void decode_mul(Builder& b) {
 }
 
 void decode_mad(Builder& b) {
+  if (has_carry(b)) return decode_carry(b);
   const int half = b.take_one({"lo", "hi", "wide"});
   const Type type = b.take_type();
   if (!arithmetic(type) || half < 0) b.refuse("the form is not known here");

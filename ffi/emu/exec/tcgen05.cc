@@ -100,15 +100,14 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
   } else {
     auto operation = std::make_shared<TensorLoad>(access, w, f.slots);
     operation->line = static_cast<int>(in.line);
-    std::vector<uint16_t> units;
-    for (Slot slot : f.slots)
-      if (slot != kNoSlot) units.push_back(w.unit_of(slot));
-    w.hold(units.data(), units.size(), operation);
+    w.hold(f.slots, operation, "tcgen05.wait::ld");
     w.tensor_loads.push_back(operation);
     cluster.traffic.tensor_memory_read += bytes;
     cluster.engine.issue(cluster, std::move(operation), -1, cluster.now);
   }
-  std::erase_if(kStore ? w.tensor_stores : w.tensor_loads, [](const OperationPtr& o) { return o->finished; });
+  // A strict run keeps finished loads until their wait.
+  if (kStore || !cluster.launch.options.strict)
+    std::erase_if(kStore ? w.tensor_stores : w.tensor_loads, [](const OperationPtr& o) { return o->finished; });
   cluster.event();
   return Status::kNext;
 }
@@ -143,8 +142,11 @@ Status execute_wait(Warp& w, const Inst&, Mask) {
   wait.what = kStore ? "tcgen05.st in flight" : "tcgen05.ld in flight";
   wait.done = [](Warp& warp, const Wait&) {
     auto& list = kStore ? warp.tensor_stores : warp.tensor_loads;
-    std::erase_if(list, [](const OperationPtr& o) { return o->finished; });
-    return list.empty();
+    for (const OperationPtr& o : list)
+      if (!o->finished) return false;
+    for (const OperationPtr& o : list) warp.release(o);
+    list.clear();
+    return true;
   };
   return wait.done(w, wait) ? Status::kNext : w.suspend(std::move(wait));
 }

@@ -5,6 +5,7 @@
 
 #include "core/lanes.h"
 #include "machine/cluster.h"
+#include "machine/launch.h"
 #include "machine/mbarrier.h"
 #include "tensor/units.h"
 
@@ -13,12 +14,12 @@ namespace emu {
 class TensorLoad final : public Operation {
  public:
   TensorLoad(const TmemAccess& access, Warp& warp, const std::vector<Slot>& slots) : access_(access), warp_(warp), slots_(slots) {}
-  bool step(Cluster&) override {
+  bool step(Cluster& cluster) override {
     uint32_t unused[kLanes];
     uint32_t* registers[256];
     for (size_t i = 0; i < slots_.size(); ++i) registers[i] = slots_[i] == kNoSlot ? unused : warp_.words(slots_[i]);
     tmem_load(access_, warp_.cta.tensor_memory(), registers);
-    warp_.release(shared_from_this());
+    if (!cluster.launch.options.strict) warp_.release(shared_from_this());
     return true;
   }
 

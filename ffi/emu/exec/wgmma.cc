@@ -92,10 +92,8 @@ Status execute_mma(Warp& w, const Inst& in, Mask m) {
     if (&operation->inst() != &inst) throw fail("wgmma: the warps of the warpgroup issue different operations");
   }
   // What it reads and writes asynchronously is held until it has happened.
-  std::vector<uint16_t> units;
-  for (Slot slot : inst.d) units.push_back(w.unit_of(slot));
-  for (Slot slot : inst.a) units.push_back(w.unit_of(slot));
-  w.hold(units.data(), units.size(), operation);
+  w.hold(inst.d, operation);
+  if (!inst.a.empty()) w.hold(inst.a, operation);
   w.wgmma_groups.open.push_back(operation);
   operation->issue(w, m);
   if (operation->ready()) cluster.engine.issue(cluster, operation, group.queue, cluster.now);

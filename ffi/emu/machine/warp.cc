@@ -332,8 +332,11 @@ bool Warp::converge(int fragment, uint32_t pc) {
 
 // ---- registers held by operations in flight -----------------------------------------------------------------------------
 
-void Warp::hold(const uint16_t* units, size_t count, const OperationPtr& operation) {
-  held_.push_back({operation, std::vector<uint16_t>(units, units + count)});
+void Warp::hold(const std::vector<Slot>& slots, const OperationPtr& operation, const char* required) {
+  Held held{operation, {}, cta.cluster.launch.options.strict ? required : nullptr};
+  for (Slot slot : slots)
+    if (slot != kNoSlot) held.units.push_back(static_cast<uint16_t>(slot / 128));
+  held_.push_back(std::move(held));
 }
 
 void Warp::release(const OperationPtr& operation) {
@@ -352,6 +355,7 @@ bool Warp::interlock(const Inst& in) {
       ++i;
       continue;
     }
+    if (held_[i].required) throw fail("strict: a register is used before %s", held_[i].required);
     const OperationPtr operation = held_[i].operation;
     if (!cta.cluster.engine.finish(cta.cluster, operation)) {
       Wait wait;

@@ -127,10 +127,10 @@ class Warp {
     return address >= base && address - base < size && bytes <= size - (address - base);
   }
 
-  // Registers that an operation in flight will read or write: whoever touches them waits for it.
-  void hold(const uint16_t* units, size_t count, const OperationPtr& operation);
+  // Registers that an operation in flight will read or write: whoever touches them waits for it. `required` names the
+  // instruction that should have waited before: in a strict run, touching them without it is an error.
+  void hold(const std::vector<Slot>& slots, const OperationPtr& operation, const char* required = nullptr);
   void release(const OperationPtr& operation);
-  uint16_t unit_of(Slot slot) const { return static_cast<uint16_t>(slot / 128); }
 
   Cta& cta;
   const uint32_t index;            // in its CTA
@@ -140,6 +140,7 @@ class Warp {
   uint64_t wgmma_issued = 0;
   OperationGroups copy_groups;     // cp.async
   std::vector<OperationPtr> tensor_loads, tensor_stores;  // tcgen05.ld and st in flight
+  Mask carry = 0;                  // the lanes' carry flags
   Mask warp_sync_arrived = 0;      // bar.warp.sync
   uint64_t warp_sync_generation = 0;
   uint32_t register_budget = 0;    // setmaxnreg
@@ -156,6 +157,7 @@ class Warp {
   struct Held {
     OperationPtr operation;
     std::vector<uint16_t> units;
+    const char* required;
   };
   int pick();                       // a fragment that can go on, -1: none
   bool awake(Fragment&);

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "decode/builder.h"
+
+namespace emu {
+
+bool has_carry(const Builder&);  // the instruction has .cc
+void decode_carry(Builder&);
+
+}  // namespace emu
