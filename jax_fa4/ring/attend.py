@@ -10,7 +10,8 @@ from ..operands import Operands
 from ..spec import AttentionSpec
 from .local import Block, Call, Ring, depends_on_position
 from .merge import with_sink
-from .sweep import sweep
+from .sweep import Pass, Send, sweep
+from .transfer import send, send_packed
 
 
 def attend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) -> tuple[jax.Array, jax.Array]:
@@ -30,12 +31,12 @@ def attend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) ->
     plain = backends.XLA if step.plain_forward is not None else None
     rule = vjp.Rule(
         spec,
-        Backward(ring, step),
-        plain_forward=plain and Forward(ring, plain),
-        plain_backward=plain and Backward(ring, plain),
+        Backward(ring, step, send_packed),
+        plain_forward=plain and Forward(ring, plain, send),
+        plain_backward=plain and Backward(ring, plain, send),
         name=backend,
     )
-    return vjp.attend(rule, Forward(ring, step), operands)
+    return vjp.attend(rule, Forward(ring, step, send_packed), operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +45,11 @@ class Forward:
 
     ring: Ring
     step: backends.Backend
+    send: Send
 
     def __call__(self, spec: AttentionSpec, operands: Operands) -> tuple[jax.Array, jax.Array]:
         call = Call(self.ring, spec, operands, self.step)
-        (o, lse), _ = sweep(self.ring.levels, _own_block(operands), None, call.forward)
+        (o, lse), _ = sweep(self.ring.levels, _own_block(operands), None, Pass(call.forward, self.send))
         if operands.sinks is not None:
             o, lse = with_sink((o, lse), operands.sinks)
         return o.astype(spec.out_dtype), lse
@@ -59,12 +61,13 @@ class Backward:
 
     ring: Ring
     step: backends.Backend
+    send: Send
 
     def __call__(
         self, spec: AttentionSpec, operands: Operands, lse: jax.Array, delta: jax.Array, do: jax.Array
     ) -> Gradients:
         visit = Call(self.ring, spec, operands, self.step).backward(lse, delta, do)
-        (dq, dscore_operands), (dk, dv) = sweep(self.ring.levels, _own_block(operands), None, visit)
+        (dq, dscore_operands), (dk, dv) = sweep(self.ring.levels, _own_block(operands), None, Pass(visit, self.send))
         return Gradients(dq, dk, dv, None, dscore_operands)
 
 

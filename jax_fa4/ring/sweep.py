@@ -6,8 +6,9 @@ transfers of a step can run beside the step's kernel. Levels nest: the blocks of
 the whole inner ring turns.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,76 +19,96 @@ from .schedule import Chain, Level, Pairs
 Visit = Callable[[Any, Any, tuple[Any, ...]], tuple[Any, Any]]
 """visit(block, state, shifts) -> (state, what is left for the block); shifts are Python ints or traced, one a level."""
 
+Send = Callable[[Any, str, Pairs], Any]
+"""send(tree, axis, pairs) -> what arrives; see `transfer`."""
 
-def sweep(levels: tuple[Level, ...], block: Any, state: Any, visit: Visit, shifts: tuple[Any, ...] = ()) -> tuple:
+
+class Pass(NamedTuple):
+    """What a sweep does at each block, and how it moves them."""
+
+    visit: Visit
+    send: Send
+
+
+def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts: tuple[Any, ...] = ()) -> tuple:
     """Visits this device's own block, then every needed block of the others.
 
     Args:
       levels: the ring's mesh axes, outermost first.
       block: pytree of this device's KV arrays.
       state: pytree that visits pass on; the first visit gets it as it is here.
-      visit: see `Visit`.
+      work: see `Pass`.
       shifts: shifts of the outer levels (for the recursion).
 
     Returns:
       (state, sum of what all devices' visits left for this device's own block).
     """
     if not levels:
-        return visit(block, state, shifts)
+        return work.visit(block, state, shifts)
     level, inner = levels[0], levels[1:]
-    arriving = [_send(block, level.axis, chain.hops[0].pairs) for chain in level.chains]
-    state, home = sweep(inner, block, state, visit, (*shifts, 0))
-    for chain, first in zip(level.chains, arriving, strict=True):
 
-        def step(block, state, shift):
-            return sweep(inner, block, state, visit, (*shifts, shift))
+    def first_hop(chain: Chain) -> Any:
+        return work.send(block, level.axis, chain.hops[0].pairs)
 
-        state, home = _travel(level.axis, chain, first, state, home, step)
+    def step(block: Any, state: Any, shift: Any) -> tuple:
+        return sweep(inner, block, state, work, (*shifts, shift))
+
+    arriving = first_hop(level.chains[0]) if level.chains else None
+    state, home = step(block, state, 0)
+    for chain, following in zip(level.chains, (*level.chains[1:], None), strict=True):
+        # A second chain sets out beside the last visit of the first: one transfer at a time.
+        leave = functools.partial(first_hop, following) if following else lambda: None
+        arriving, state, home = _Travel(level.axis, chain, step, work.send, leave).run(arriving, state, home)
     return state, home
 
 
-def _travel(axis: str, chain: Chain, block: Any, state: Any, home: Any, step: Callable) -> tuple:
+class _Travel(NamedTuple):
     """One chain's hops, the first of which has been made."""
-    count = len(chain.hops)
 
-    def hop(index, block, state, left, shift, pairs, last):
-        following = block if last else _send(block, axis, pairs)
-        moved = None if left is None else _send(left, axis, chain.hops[index].pairs)
-        state, new = step(block, state, shift)
-        return following, state, new if moved is None else _add(moved, new)
+    axis: str
+    chain: Chain
+    step: Callable[[Any, Any, Any], tuple[Any, Any]]
+    send: Send
+    leave: Callable[[], Any]
+    """Called beside the last visit; what it returns is passed on."""
 
-    def unrolled(index, block, state, left, home):
+    def run(self, block: Any, state: Any, home: Any) -> tuple:
+        count = len(self.chain.hops)
+        left = None
+        remaining = range(count)
+        if self.chain.uniform and count > 3:  # one loop body for all hops but the first and the last
+            block, state, left, home = self._unrolled(0, block, state, left, home)
+            shifts = jnp.asarray([hop.shift for hop in self.chain.hops[1:-1]], jnp.int32)
+            (block, state, left), _ = lax.scan(lambda carry, shift: (self._hop(1, shift, *carry), None),
+                                               (block, state, left), shifts)
+            remaining = range(count - 1, count)
+        for index in remaining:
+            block, state, left, home = self._unrolled(index, block, state, left, home)
+        return block, state, self._add_from(home, left, self.chain.final)
+
+    def _unrolled(self, index: int, block: Any, state: Any, left: Any, home: Any) -> tuple:
+        # Without the barrier XLA hoists the transfers of an unrolled ring to its start, and nothing overlaps.
+        block, state, left = lax.optimization_barrier((block, state, left))
+        hop = self.chain.hops[index]
         if left is not None:
-            # Without the barrier XLA hoists every transfer of the unrolled ring to its start, and nothing overlaps.
-            block, state, left = lax.optimization_barrier((block, state, left))
-            home = _add_from(home, left, axis, chain.hops[index].home)
-        last = index == count - 1
-        pairs = () if last else chain.hops[index + 1].pairs
-        return *hop(index, block, state, left, chain.hops[index].shift, pairs, last), home
+            home = self._add_from(home, left, hop.home)
+        return *self._hop(index, hop.shift, block, state, left), home
 
-    left = None
-    indices = range(count)
-    if chain.uniform and count > 3:
-        block, state, left, home = unrolled(0, block, state, left, home)
-        shifts = jnp.asarray([h.shift for h in chain.hops[1:-1]], jnp.int32)
+    def _hop(self, index: int, shift: Any, block: Any, state: Any, left: Any) -> tuple:
+        """One step: (the following block, state, what is left for the present block)."""
+        hops = self.chain.hops
+        following = hops[index + 1].pairs if index + 1 < len(hops) else None
+        if left is not None and following == hops[index].pairs:
+            block_next, moved = self.send((block, left), self.axis, following)
+        else:
+            block_next = self.leave() if following is None else self.send(block, self.axis, following)
+            moved = None if left is None else self.send(left, self.axis, hops[index].pairs)
+        state, new = self.step(block, state, shift)
+        return block_next, state, new if moved is None else _add(moved, new)
 
-        def body(carry, shift):
-            return hop(1, *carry, shift, chain.hops[1].pairs, False), None
-
-        (block, state, left), _ = lax.scan(body, (block, state, left), shifts)
-        indices = range(count - 1, count)
-    for index in indices:
-        block, state, left, home = unrolled(index, block, state, left, home)
-    return state, _add_from(home, left, axis, chain.final)
-
-
-def _send(tree: Any, axis: str, pairs: Pairs) -> Any:
-    return jax.tree.map(lambda x: lax.ppermute(x, axis, pairs), tree)
+    def _add_from(self, home: Any, left: Any, pairs: Pairs) -> Any:
+        return _add(home, self.send(left, self.axis, pairs)) if pairs else home
 
 
 def _add(a: Any, b: Any) -> Any:
     return jax.tree.map(jnp.add, a, b)
-
-
-def _add_from(home: Any, left: Any, axis: str, pairs: Pairs) -> Any:
-    return _add(home, _send(left, axis, pairs)) if pairs else home
