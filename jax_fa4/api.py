@@ -9,7 +9,6 @@ from . import backends
 from .masks import Mask, MaskFn
 from .scores import ScoreFn
 from .spec import Arguments, flag, make_spec
-from .vjp import attend
 
 IntLike = int | jax.Array
 
@@ -80,6 +79,5 @@ def attention(
     spec, operands = make_spec(Arguments(
         q, k, v, causal, window, mask, softcap, score_mods, sinks, bias, q_segment_ids, kv_segment_ids, q_lengths,
         kv_lengths, q_position, kv_position, scale, deterministic))
-    chosen = backends.resolve(backend, spec, operands)
-    o, lse = attend(chosen.rule(spec), chosen.forward, operands)
+    o, lse = backends.resolve(backend, spec, operands).attend(spec, operands)
     return (o, lse) if return_lse else o

@@ -14,7 +14,7 @@ from . import blockwise
 from .errors import Unsupported, invalid
 from .operands import Operands
 from .spec import AttentionSpec
-from .vjp import Backward, Forward, Rule
+from .vjp import Backward, Forward, Rule, attend
 
 BACKENDS = ("cuda", "xla", "emulate:sm_90a", "emulate:sm_100a")
 """What `attention(backend=...)` takes beside "auto", in the order in which auto prefers them (it never emulates)."""
@@ -30,7 +30,12 @@ class Backend:
     plain_forward: Forward | None = None
     plain_backward: Backward | None = None
 
+    def attend(self, spec: AttentionSpec, operands: Operands) -> tuple[jax.Array, jax.Array]:
+        """Differentiable o [B, S, H, E] and LSE [B, H, S]."""
+        return attend(self.rule(spec), self.forward, operands)
+
     def rule(self, spec: AttentionSpec) -> Rule:
+        """How this backend is differentiated."""
         return Rule(spec, self.backward, self.plain_forward, self.plain_backward, self.name)
 
 
@@ -64,8 +69,8 @@ def resolve(name: str, spec: AttentionSpec, operands: Operands) -> Backend:
     from . import call
 
     if name == "auto":
-        with_kernels = tuple(call.unsupported("cuda", spec, operands, pass_) is None for pass_ in ("forward", "backward"))
-        return _AUTO[with_kernels]
+        forward, backward = (call.unsupported("cuda", spec, operands, p) is None for p in ("forward", "backward"))
+        return _AUTO[forward, backward]
     reason = call.unsupported(name, spec, operands)
     if reason is not None:
         raise Unsupported(f"backend {name!r} cannot run this call: {reason}. Asked for {spec}. "

@@ -24,8 +24,8 @@ from .operands import Operands, geometry, tile
 from .spec import AttentionSpec
 from .varying import match_varying, zeros_like_type
 
-TILE_BYTES = 4 << 20
-"""Aim of a tile of scores over all examples and heads, in float32: it is to stay in a CPU's cache."""
+TILE_BYTES = 1 << 20
+"""Aim for a tile of scores over all examples and heads, in float32: small enough for a CPU's cache."""
 
 LONGEST_BLOCK, SHORTEST_BLOCK = 512, 128
 

@@ -101,7 +101,7 @@ def _bias_with_infinities(s: Shape, draw: Draw) -> dict[str, np.ndarray]:
 
 
 def _alibi(score, b, h, q, k, slopes):
-    return score - slopes[h] * jnp.abs(q - k)
+    return score - slopes[h] * jnp.abs(q - k) / 64
 
 
 def _gated(score, b, h, q, k):

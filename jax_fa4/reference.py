@@ -16,7 +16,7 @@ from . import masks, scores
 from .blockwise import Gradients
 from .operands import Operands, tile
 from .spec import AttentionSpec
-from .vjp import operand_gradients
+from .vjp import Forward, operand_gradients
 
 Results = dict[str, np.ndarray]
 """Named results: o, lse, dq, dk, dv, and where the call has them dbias, dsinks, dscore_operands_<i>."""
@@ -45,21 +45,23 @@ def oracle(spec: AttentionSpec, operands: Operands, cotangents: tuple[Any, Any] 
     with jax.enable_x64(True):
         wide = dataclasses.replace(spec, dtype="float64")
         operands, cotangents = jax.tree.map(_widen, (operands, cotangents))
-        return results(*differentiate(functools.partial(forward, wide), operands, cotangents))
+        return results(*differentiate(forward, wide, operands, cotangents))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def differentiate(function: Any, operands: Operands, cotangents: tuple[Any, Any] | None) -> tuple[Any, ...]:
-    """(o, lse) of `function(operands)`, and with cotangents of those the operands' (None for those not floating)."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def differentiate(
+    function: Forward, spec: AttentionSpec, operands: Operands, cotangents: tuple[Any, Any] | None
+) -> tuple[Any, ...]:
+    """(o, lse) of `function(spec, operands)`, and with cotangents those of operands (None for those not floating)."""
     if cotangents is None:
-        return function(operands)
+        return function(spec, operands)
     leaves, treedef = jax.tree.flatten(operands)
     moving = [_is_floating(x) for x in leaves]
 
     def of_moving(*values):
         values = iter(values)
         merged = [next(values) if m else x for x, m in zip(leaves, moving, strict=True)]
-        return function(jax.tree.unflatten(treedef, merged))
+        return function(spec, jax.tree.unflatten(treedef, merged))
 
     (o, lse), pull = jax.vjp(of_moving, *(x for x, m in zip(leaves, moving, strict=True) if m))
     gradients = iter(pull((cotangents[0].astype(o.dtype), cotangents[1].astype(lse.dtype))))

@@ -104,11 +104,12 @@ def trace(
         ) from error
     if closed.consts:
         captured = ", ".join(f"{jnp.result_type(c)}{list(jnp.shape(c))}" for c in closed.consts)
+        wrapper = "MaskFn" if score_dtype is None else "ScoreFn"
         raise invalid(
             argument, f"{function!r}, which captures an array ({captured})",
             "functions that get every array as an argument",
-            f"Pass it in operands=(...) of {'MaskFn' if score_dtype is None else 'ScoreFn'} and read it in {signature}, "
-            "where it also has a gradient; Python numbers may be captured")
+            f"Pass it as an operand, {wrapper}(f, operands=(array,)), and read it in {signature}, where it also has a "
+            "gradient; Python numbers may be captured")
     wanted = jnp.bool_ if score_dtype is None else score_dtype
     outputs = closed.out_avals
     if len(outputs) != 1 or outputs[0].shape != () or (outputs[0].dtype == jnp.bool_) != (wanted == jnp.bool_):

@@ -1,0 +1,126 @@
+"""The XLA backend against the float64 oracle, and its costs that do not depend on the machine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_fa4 import accuracy, blockwise, cases
+from jax_fa4.masks import Causal
+from jax_fa4.spec import Arguments, AttentionSpec, make_spec
+
+QUICK = {
+    "causal-huge", "d16-e8", "odd-group", "long-query-causal", "window-runtime-causal", "sinks-no-keys", "bias-shared",
+    "bias-infinite", "segments-unsorted", "positions", "mask-operands", "mask-array", "kitchen-sink", "everything",
+    "no-batch", "no-rows", "no-columns", "no-heads"}
+"""Cases that between them touch every branch of the backend."""
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Several blocks a side at test sizes."""
+    monkeypatch.setattr(blockwise, "LONGEST_BLOCK", 48)
+    monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 16)
+    for function in (blockwise.forward, blockwise.backward):
+        function.clear_cache()
+    yield
+    for function in (blockwise.forward, blockwise.backward):
+        function.clear_cache()
+
+
+def check(case):
+    bad = [f"{case.name} {row}" for row in accuracy.check(case.make(), "xla") if not row.ok]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("case", [c for c in cases.CASES if c.name in QUICK], ids=lambda c: c.name)
+def test_case(case, small_blocks):
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in cases.CASES if c.name not in QUICK], ids=lambda c: c.name)
+def test_other_case(case, small_blocks):
+    check(case)
+
+
+def test_quick_cases_exist_and_cover_every_variant():
+    assert {c.name for c in cases.CASES} >= QUICK
+    everywhere = {tag for c in cases.CASES for tag in c.variants}
+    assert everywhere == set(cases.VARIANTS)
+
+
+def test_one_block_and_uneven_blocks_agree(monkeypatch):
+    arguments = cases.Case("", ("causal", "sinks"), cases.Shape(S=53, T=61, D=16, E=16), "float32").make()
+    spec, operands = make_spec(Arguments(**arguments))
+    whole = blockwise.forward.__wrapped__(spec, operands)
+    monkeypatch.setattr(blockwise, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 8)
+    cut = blockwise.forward.__wrapped__(spec, operands)
+    for one, other in zip(whole, cut, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+
+
+def test_pairs_visited():
+    """Causal attention visits the blocks on and below the diagonal; a window a band; lengths are left to run time."""
+
+    def pairs(**options):
+        shape = jax.ShapeDtypeStruct((1, 4096, 1, 64), jnp.float32)
+        lengths = options.pop("lengths", False)
+        arguments = Arguments(jnp.zeros(shape.shape), jnp.zeros(shape.shape), jnp.zeros(shape.shape), **options)
+        if lengths:
+            arguments.kv_lengths = jnp.array([5])
+        spec, operands = make_spec(arguments)
+        blocks = blockwise.Blocks.cut(spec, operands)
+        assert (blocks.block_q, blocks.block_k) == (512, 512)
+        return len(blocks.pairs), blockwise._active(spec, operands, blocks)
+
+    n = 8
+    assert pairs() == (n * n, None)
+    assert pairs(causal=True) == (n * (n + 1) // 2, None)
+    assert pairs(causal=True, window=(1, None)) == (2 * n - 1, None)
+    count, active = pairs(causal=True, lengths=True)
+    assert count == n * n and active.sum() == 1  # 5 keys, which align with the last query rows
+    assert active[-n]
+
+
+def test_segments_skip_blocks(small_blocks):
+    ids = jnp.repeat(jnp.arange(4), 48)[None]
+    x = jnp.zeros((1, 192, 1, 16))
+    spec, operands = make_spec(Arguments(x, x, x, q_segment_ids=ids, kv_segment_ids=ids))
+    blocks = blockwise.Blocks.cut(spec, operands)
+    active = blockwise._active(spec, operands, blocks)
+    np.testing.assert_array_equal(active.reshape(4, 4), np.eye(4, dtype=bool))
+
+
+def compiled(length, causal=False):
+    shape = jax.ShapeDtypeStruct((1, length, 4, 64), jnp.float32)
+    spec = AttentionSpec("float32", 64, 64, scale=0.125, mask=Causal() if causal else AttentionSpec("f", 1, 1).mask)
+
+    def both(q, k, v, do):
+        from jax_fa4.operands import Operands
+        from jax_fa4.vjp import operand_gradients
+
+        operands = Operands(q, k, v)
+        o, lse = blockwise.forward(spec, operands)
+        g = operand_gradients(blockwise.backward, spec, operands, (o, lse), (do, jnp.zeros_like(lse)))
+        return o, g.q, g.k, g.v
+
+    return jax.jit(both).lower(shape, shape, shape, shape).compile()
+
+
+def test_memory_is_linear_in_length():
+    short, long = (compiled(n).memory_analysis().temp_size_in_bytes for n in (4096, 8192))
+    assert long <= 2.2 * short
+    scores = 8192 * 8192 * 4 * 4
+    assert long < scores / 10  # dense attention holds at least one array of scores
+
+
+def test_program_does_not_grow_with_length():
+    sizes = [len(compiled(n, causal=True).as_text().splitlines()) for n in (2048, 16384)]
+    assert sizes[1] <= 1.1 * sizes[0]
+
+
+def test_never_a_dense_array():
+    text = compiled(4096, causal=True).as_text()
+    assert "4096,4096" not in text
