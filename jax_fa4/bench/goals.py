@@ -62,6 +62,7 @@ def memory_rows(backend: str) -> list[dict]:
 
 def compile_rows(backend: str, rounds: int = 3) -> list[dict]:
     """Seconds to trace and compile forward plus backward at S = 4k and 64k (fastest of ``rounds``), and the ratio."""
+    _compiled(partial(attention, causal=True, backend=backend), SHORT)  # JAX's own first-use costs are not ours
     rows = []
     for causal in (False, True):
         seconds = {}
