@@ -1,7 +1,7 @@
 """The kernels as a backend: forward and backward of a spec as one primitive, on CUDA devices and on the software GPU.
 
-The primitive carries what JAX has to know: types with shardings and varying axes, batching, lowering per platform. How it
-splits over devices is `partition`, what a device runs is `launch`. It has no derivatives: those are attention's own.
+The primitive carries what JAX has to know: types with shardings and varying axes, batching, lowering per platform. How
+it splits over devices is `partition`, what a device runs is `launch`. It has no derivatives: those are attention's own.
 """
 
 from __future__ import annotations

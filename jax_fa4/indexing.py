@@ -83,4 +83,4 @@ def _shift(function: ScalarFunction, scalars: int) -> ScalarFunction:
 
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in function.jaxpr.in_avals]
     closed = jax.make_jaxpr(moved)(*avals, jax.ShapeDtypeStruct((3,), jnp.int32))
-    return ScalarFunction(str(closed.jaxpr), closed, function.operand_count + 1)
+    return ScalarFunction(f"indices of {function.text}", closed, function.operand_count + 1, moved)

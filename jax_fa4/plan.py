@@ -9,6 +9,9 @@ import importlib
 import re
 from typing import Any, Literal
 
+import jax.numpy as jnp
+
+from jax_fa4 import masks
 from jax_fa4.errors import Unsupported
 from jax_fa4.scores import ScoreMap
 from jax_fa4.spec import AttentionSpec
@@ -87,18 +90,34 @@ def choose_plan(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) ->
     """
     if pass_ not in KERNELS[check_architecture(arch)]:
         raise Unsupported(f"there is no {pass_} kernel for {arch}")
-    if pass_ == "backward" and _has_floating_operands(spec):
-        raise Unsupported("kernels give no gradients of floating arrays that score functions read")
+    _check(spec, pass_)
     try:
         return KERNELS[arch][pass_].make_plan(spec, arch, size)
     except ValueError as error:  # a plan that does not fit its budgets says both numbers
         raise Unsupported(f"no {pass_} plan fits {arch}: {error}") from error
 
 
-def _has_floating_operands(spec: AttentionSpec) -> bool:
-    functions = [mod.function for mod in spec.score_mods if isinstance(mod, ScoreMap)]
-    read = [aval for f in functions for aval in f.jaxpr.in_avals[len(f.jaxpr.in_avals) - f.operand_count :]]
-    return any(aval.dtype.kind == "f" or str(aval.dtype) == "bfloat16" for aval in read)
+def _check(spec: AttentionSpec, pass_: Pass) -> None:
+    """Raises Unsupported for what no kernel of any architecture does."""
+    if spec.dtype not in ("bfloat16", "float16"):
+        raise Unsupported(f"kernels take bfloat16 and float16, not {spec.dtype}")
+    for name, dim in (("head dim", spec.head_dim), ("value head dim", spec.value_head_dim)):
+        if dim % 8 or dim > 256:
+            raise Unsupported(f"kernels take a {name} that is a multiple of 8 up to 256, not {dim}")
+    if spec.has_bias:
+        raise Unsupported("kernels have no bias array")
+    if any(isinstance(part, masks.MaskArray) for part in spec.mask.parts):
+        raise Unsupported("kernels have no mask array; write the mask as a function")
+    score_functions = [mod.function for mod in spec.score_mods if isinstance(mod, ScoreMap)]
+    functions = [p.function for p in spec.mask.parts if isinstance(p, masks.Predicate)] + score_functions
+    if functions:
+        from jax_fa4.kernels.common import scalar_jaxpr
+
+        for function in functions:
+            scalar_jaxpr.check(function)
+    read = [aval for f in score_functions for aval in f.jaxpr.in_avals[len(f.jaxpr.in_avals) - f.operand_count :]]
+    if pass_ == "backward" and any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in read):
+        raise Unsupported("kernels give no gradients of floating arrays that score functions read")
 
 
 def make_kernel(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) -> Any:

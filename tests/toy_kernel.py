@@ -43,7 +43,7 @@ class ScaledCopy:
     def scale(self, load: cute.CopyAtom, x: cute.Tensor, scaled: cute.Tensor, partial: cute.Tensor):
         tile_index, head, batch = cute.arch.block_idx()
         lane, _, _ = cute.arch.thread_idx()
-        memory = cutlass.utils.SmemAllocator()
+        memory = cutlass.memory.SmemAllocator()
         barrier = memory.allocate_array(cutlass.Int64, 1)
         s_x = memory.allocate_tensor(
             scaled.element_type, cute.make_layout((ROWS, self.head_dim), stride=(self.head_dim, 1)), byte_alignment=128
