@@ -113,9 +113,8 @@ class Forward:
         load_v, v = b(load_op, v, one_stage(layouts.v), self.v_tiler, pv, cluster)
         store_o = None
         if not plan.float32_out:
-            store_o, o = cpasync.make_tiled_tma_atom(
-                cpasync.CopyBulkTensorTileS2GOp(), o, cute.select(layouts.o, mode=[0, 1]), (BLOCK_Q, plan.value_head_dim)
-            )
+            store_op, tile = cpasync.CopyBulkTensorTileS2GOp(), (BLOCK_Q, plan.value_head_dim)
+            store_o, o = cpasync.make_tiled_tma_atom(store_op, o, cute.select(layouts.o, mode=[0, 1]), tile)
         lse = permuted(g.lse, 2, 1, 0)
         if plan.float32_out:
             o, lse = partial if plan.split_kv else (permuted(g.o, 1, 3, 2, 0), lse)

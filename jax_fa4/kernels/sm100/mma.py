@@ -33,7 +33,7 @@ def _operands(context: Context):
 
 @cute.jit
 def _score(context: Context, slot, q, k, state, own_ring: cutlass.Constexpr):
-    """S of a slot = Q K^T; returns the ring's state after K. With `own_ring` it waits for K's chunks and releases them."""
+    """S of a slot = Q K^T; returns the ring's state after K. With `own_ring` it waits for K's chunks and frees them."""
     qk, kv = cute.make_tiled_mma(context.qk.op), context.barriers.kv  # a product of its own: `set` changes it
     accumulator = scores(context, slot)
     state = state.clone()
@@ -101,7 +101,7 @@ def _release_chunks(context: Context, state):
 
 @cute.jit
 def _two_tiles(context: Context):
-    """Each query tile has its slot and its O; K and V are shared. Tile i's S of a block follows its O of the last one."""
+    """Each query tile has its slot and its O, K and V are shared. A tile's S of a block follows its O of the last."""
     plan, barriers = context.plan, context.barriers
     q, k, v = _operands(context)
     q_phase = Int32(0)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 
 from jax_fa4 import masks
-from jax_fa4.kernels.sm90.plans import check
 from jax_fa4.spec import AttentionSpec
 
 BLOCK_Q = 128
@@ -64,7 +63,7 @@ class Registers:
     def __post_init__(self):
         total = 2 * self.softmax + self.correction + self.other
         if total > REGISTERS:
-            raise ValueError(f"registers: two softmax, a correction and the other warpgroup take {total} of {REGISTERS}")
+            raise ValueError(f"registers: the four warpgroups take {total} of {REGISTERS}: {self}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +83,8 @@ class ForwardPlan:
         computed by a polynomial on the FMA units instead of the special-function unit (16 results a cycle).
       rescale_threshold_log2: the running maximum moves only when it grew by more than this, in powers of two; O then
         needs no rescaling otherwise. Sums and O stay exact, P stays below 2**threshold.
+      exact_blocks: a tile's first blocks, in which the maximum moves at any growth: a maximum of few keys would make
+        the largest P of the row some number above 1, which rounds, where 1 does not.
       packed_heads: query heads of one KV head whose rows share a tile (GQA packing); 1 without packing.
       split_kv: the key blocks of a tile are divided among CTAs, and a second kernel combines their results.
       longest_first: query tiles are scheduled from the last to the first, in sections of heads whose K and V take
@@ -101,6 +102,7 @@ class ForwardPlan:
     float32_out: bool = False
     exp2_on_fma: tuple[int, int, int, int] = (4, 3, 3, 0)
     rescale_threshold_log2: float = 8.0
+    exact_blocks: int = 2
     packed_heads: int = 1
     split_kv: bool = False
     longest_first: bool = False
@@ -145,8 +147,7 @@ class ForwardPlan:
 
 
 def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
-    """The plan for a spec on `arch` for a `plan.SizeClass`. Raises `Unsupported`."""
-    check(spec)
+    """The plan for a spec on `arch` for a `plan.SizeClass`."""
     head_dim, value_head_dim = _padded(spec.head_dim), _padded(spec.value_head_dim)
     bounded = _bounded(spec.mask)
     q_tiles = 2 if value_head_dim <= 128 else 1

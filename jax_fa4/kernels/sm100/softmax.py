@@ -147,7 +147,9 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     scale_log2 = _modify(context, place, block, values, masked)
 
     block_max = _maximum(values)
-    grown = (block_max - old_max) * scale_log2 > plan.rescale_threshold_log2
+    exact = turn - place.first_turn < plan.exact_blocks
+    threshold = Float32(cutlass.select_(exact, Float32(0.0), Float32(plan.rescale_threshold_log2)))
+    grown = (block_max - old_max) * scale_log2 > threshold
     new_max = Float32(cutlass.select_(grown, block_max, old_max))
     # A row without any key so far: its P is to be 0, not NaN.
     base = Float32(cutlass.select_(new_max == NEG_INF, Float32(0.0), new_max)) if masked else new_max
@@ -162,7 +164,7 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     parts = cute.make_tensor(r_scores.iterator, cute.make_layout((_PART, _PARTS)))
     bias = base * -scale_log2
     if cute.arch.vote_any_sync(cute.arch.fmax(bias, -bias) > _LARGE):
-        # Rounding of max * scale_log2 would move the largest P away from 1: subtract first, which is exact near the maximum.
+        # Rounding max * scale_log2 would move the largest P off 1: subtract first, which is exact near the maximum.
         _shift(values, -base)
         bias = Float32(0.0)
     # The sum trails by a part: it fills the issue slots between the next part's exponentials.
