@@ -178,10 +178,8 @@ INTEGER = [
     integer("setp.ne.b16 p, x, y", "x != y"), integer("setp.lt.and.s32 p, a, b, r", "sa < sb and r"),
     integer("setp.ge.or.u32 p, a, b, r", "a >= b or r"), integer("and.pred p, q, r", "q and r"),
     integer("or.pred p, q, r", "q or r"), integer("xor.pred p, q, r", "q ^ r"), integer("not.pred p, q", "not q"),
-    integer("mov.pred p, q", "q"), integer("set.lt.u32.s32 d, a, b", "-1 if sa < sb else 0"),
+    integer("mov.pred p, q", "q"),
     integer("mov.b32 d, a; @q add.s32 d, a, b; @!q sub.s32 d, a, b", "a + b if q else a - b"),
-    integer("bmsk.clamp.b32 d, b, c", "((1 << min(c, 32)) - 1) << min(b, 32)"),
-    integer("fns.b32 d, a, 0, 1", "(a & -a).bit_length() - 1 if a else -1"),
 ]
 
 

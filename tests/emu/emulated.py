@@ -4,9 +4,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from jax_fa4 import emulator, registry
-
 from emu.ptx_case import Case, Map
+
+from jax_fa4 import emulator, registry
 
 
 def require_library() -> None:

@@ -65,6 +65,11 @@ def instruction_descriptor(m: int, n: int, dtype="bf16", transpose_a=False, tran
             | int(transpose_a) << 15 | int(transpose_b) << 16 | n >> 3 << 17 | m >> 4 << 24)
 
 
+def gaussian(rng: np.random.Generator, shape) -> np.ndarray:
+    """Normal values that bfloat16 holds."""
+    return from_bits(to_bits(rng.standard_normal(shape), "bf16"), "bf16")
+
+
 def integers(rng: np.random.Generator, shape) -> np.ndarray:
     """Small integers: every product and sum is exact in float32, so results are compared bit by bit."""
     return rng.integers(-8, 9, shape).astype(np.float32)

@@ -15,12 +15,13 @@ def _place(matrices: list, swizzle: str, majors: list, dtype: str) -> tuple:
     return shared, layouts
 
 
-def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=False, scale_b=1, name="") -> Case:
+def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=False, scale_b=1,
+          values=op.integers) -> Case:
     rng = np.random.default_rng(n)
     width = 64 if major_b else 8
     rows_b = -(-n // width) * width
     depth_placed = 64
-    a, b = op.integers(rng, (64, depth_placed)), op.integers(rng, (rows_b, depth_placed))
+    a, b = values(rng, (64, depth_placed)), values(rng, (rows_b, depth_placed))
     shared, (layout_a, layout_b) = _place([None if in_registers else a, b], swizzle, [major_a, major_b], dtype)
     if in_registers:
         bits = op.to_bits(a, dtype)
@@ -34,24 +35,30 @@ def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=Fa
     assert steps == 1 or SPAN_OK[swizzle] >= depth
     text = tensor_ptx.wgmma(n, dtype, d_type, major_a, major_b, 1, scale_b, in_registers, steps,
                             op.k_step(64, swizzle, major_a, 16), op.k_step(rows_b, swizzle, major_b, 16))
-    product = scale_b * (a[:, :depth] @ b[:n, :depth].T) + 0.0
-    elements = np.zeros((n // 2, 128), np.float32)
-    for thread in range(128):
-        for i in range(n // 2):
-            elements[i, thread] = product[thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8,
-                                          i // 4 * 8 + thread % 4 * 2 + i % 2]
-    if d_type == "f32":
+    wide_a, wide_b = a[:, :depth].astype(np.float64), b[:n, :depth].astype(np.float64)
+    thread, i = np.arange(128), np.arange(n // 2)[:, None]
+    where = (thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + thread % 4 * 2 + i % 2)
+    elements = (scale_b * (wide_a @ wide_b.T) + 0.0)[where].astype(np.float32)
+    tolerance = None
+    if values is not op.integers:
+        # Products are exact; a sum of K terms in float32, rounded or truncated at each step, is off by less than this.
+        tolerance = depth * 2.0**-23 * (np.abs(wide_a) @ np.abs(wide_b).T)[where]
+
+        def expected(results):
+            assert (np.abs(results.view(np.float32) - elements) <= tolerance).all()
+    elif d_type == "f32":
         expected = elements.view(np.uint32)
     else:
         halves = elements.astype(np.float16).view(np.uint16).astype(np.uint32)
         expected = halves[0::2] | halves[1::2] << 16
     a_descriptor = 0 if in_registers else op.wgmma_descriptor(0, *layout_a, swizzle)
-    return Case(name or f"wgmma_n{n}_{dtype}_{d_type}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"
-                f"_k{depth}{'_registers' if in_registers else ''}", text,
-                {"results": np.zeros_like(expected), "operands": shared},
+    kind = "" if values is op.integers else "_" + values.__name__
+    return Case(f"wgmma_n{n}_{dtype}_{d_type}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"
+                f"_k{depth}{'_registers' if in_registers else ''}{kind}", text,
+                {"results": np.zeros((n // 2 if d_type == "f32" else n // 4, 128), np.uint32), "operands": shared},
                 ("results", "operands", np.uint32(shared.nbytes), np.uint64(a_descriptor),
                  np.uint64(op.wgmma_descriptor(16384, *layout_b, swizzle)), np.uint32(0)), {"results": expected},
-                block=128, shared=shared.nbytes)
+                block=128, shared=shared.nbytes, tolerance=tolerance)
 
 
 SPAN_OK = {"none": 64, "32B": 16, "64B": 32, "128B": 64}  # K that the first tile of a K-major operand holds

@@ -174,6 +174,11 @@ Status execute_setmaxnreg(Warp& w, const Inst& in, Mask) {
   const uint32_t wanted = static_cast<uint32_t>(in.immediate);
   Cta& cta = w.cta;
   const bool increase = in.target;
+  if (increase && !w.register_budget_set && wanted < w.register_budget) {
+    cta.registers_free += w.register_budget - wanted;  // ptxas must have chosen fewer than the equal share
+    w.register_budget = wanted;
+  }
+  w.register_budget_set = true;
   if (increase ? wanted < w.register_budget : wanted > w.register_budget)
     throw fail("setmaxnreg.%s to %u, the warp has %u registers", increase ? "inc" : "dec", wanted, w.register_budget);
   if (!increase) {

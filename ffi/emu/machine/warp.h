@@ -144,6 +144,7 @@ class Warp {
   Mask warp_sync_arrived = 0;      // bar.warp.sync
   uint64_t warp_sync_generation = 0;
   uint32_t register_budget = 0;    // setmaxnreg
+  bool register_budget_set = false;  // by a setmaxnreg; before, it is the most that ptxas may have chosen
   uint32_t cluster_barrier_phase = 0;  // generation that this warp's last barrier.cluster.arrive belongs to
   bool cluster_arrived = false;
   uint64_t starved_until = 0;
