@@ -67,3 +67,20 @@ def test_work_is_balanced_as_said():
 def test_bad_input(layout, length, message):
     with pytest.raises(InvalidArgument, match=message):
         layout_positions(length, layout, 4)
+
+
+def test_scaling_model_by_hand():
+    from jax_fa4.ring.scaling import Machine, Workload, predict
+
+    work = Workload(tokens=8192, heads=1, kv_heads=1, head_dim=128, causal=False, layout="contiguous")
+    machine = Machine(forward_tflops=1.0, backward_tflops=2.5, link_gb_per_s=1.0, latency_us=0.0, step_us=0.0)
+    # A block: 4 * 4096^2 * 128 flop at 1 TFLOP/s is 8.59 ms each way; K and V are 2.10 MB, with dK and dV 6.29 MB.
+    row = predict(machine, work, 2)
+    assert row.forward_ms == pytest.approx(2 * 8.589934592)
+    assert row.backward_ms == pytest.approx(2 * 8.589934592)
+    assert row.transfer_per_step_ms == pytest.approx((2.097152 + 6.291456) / 2)
+    assert row.hidden == 1.0 and row.efficiency == pytest.approx(1.0)
+    # A link ten times slower: 20.97 ms and 62.9 ms to send, beside 8.59 ms of attention.
+    slow = predict(Machine(1.0, 2.5, 0.1, 0.0, 0.0), work, 2)
+    assert slow.forward_ms == pytest.approx(20.97152 + 8.589934592)
+    assert slow.hidden == pytest.approx(2 * 8.589934592 / (20.97152 + 62.91456))

@@ -9,5 +9,6 @@ COMMANDS: dict[str, str] = {
     "bench": "time attention against the peers that are installed",
     "compile": "compile kernels ahead of time, without a GPU",
     "counters": "what a call's kernels execute, counted on the software GPU",
+    "scaling": "what a ring of devices should reach, by a small model",
     "mask": "draw a mask with its full, partial and skipped blocks",
 }
