@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float16, Float32, Int32
 
 from jax_fa4 import masks, scores
-from jax_fa4.kernels.common import mask, scalar_jaxpr, softmax
+from jax_fa4.kernels.common import mask, scalar_jaxpr, slope, softmax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +59,23 @@ def _operands(g, prefix: str, start: int, count: int) -> tuple:
     return tuple(getattr(g, f"{prefix}_{i}") for i in range(start, start + count))
 
 
-def apply_score_mods(spec, fragment: Fragment, geometry: masks.Geometry, g) -> cute.Tensor | None:
-    """Turns raw products into scores in place; returns dy/dx of each register, None where there are no mods.
+def slopes_like(spec, values: cute.Tensor) -> cute.Tensor | None:
+    """Registers for dy/dx of each score, None where there are no score mods.
 
     The derivative of a soft cap lies in [0, 1] and is kept in float16 (its rounding is below that of dS).
     """
     if not spec.score_mods:
         return None
     capped_only = all(isinstance(mod, scores.SoftCap) for mod in spec.score_mods)
-    slopes = cute.make_rmem_tensor(fragment.values.shape, Float16 if capped_only else Float32)
+    return cute.make_rmem_tensor(values.shape, Float16 if capped_only else Float32)
+
+
+def apply_score_mods(spec, fragment: Fragment, geometry: masks.Geometry, g, slopes: cute.Tensor | None) -> None:
+    """Turns raw products into scores in place, and writes dy/dx of each (see `slopes_like`)."""
+    if not spec.score_mods:
+        return
     for i in range(fragment.size):
-        value, slope = fragment.values[i] * spec.scale, None
+        value, product = fragment.values[i] * spec.scale, None
         read = 0
         for mod in spec.score_mods:
             if isinstance(mod, scores.SoftCap):
@@ -80,13 +86,12 @@ def apply_score_mods(spec, fragment: Fragment, geometry: masks.Geometry, g) -> c
                 count = mod.function.operand_count
                 arrays = _operands(g, "score_operands", read, count)
                 read += count
-                value, factor = scalar_jaxpr.value_and_slope(
-                    mod.function, (value, *_indices(spec, fragment, i, geometry)), arrays
-                )
-            slope = factor if slope is None else slope * factor
+                scalars = (value, *_indices(spec, fragment, i, geometry))
+                factor = scalar_jaxpr.call(slope.slope(mod.function), scalars, arrays)
+                value = scalar_jaxpr.call(mod.function, scalars, arrays)
+            product = factor if product is None else product * factor
         fragment.values[i] = value
-        slopes[i] = slope.to(slopes.element_type)
-    return slopes
+        slopes[i] = product.to(slopes.element_type)
 
 
 def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:

@@ -14,13 +14,18 @@ WARPGROUP_AND_WARP = 128 + 32
 
 @cute.jit
 def stage_dq(consumer, dq: cute.Tensor):
-    """Hands this warpgroup's part of dQ to the store warp, in the order of its registers (`finish` undoes it)."""
+    """Writes this warpgroup's part of (a slice of) dQ to shared memory, in its registers' order (`finish` undoes it)."""
     group = consumer.warpgroup
     cute.arch.barrier(barrier_id=Barrier.DQ_EMPTY + group, number_of_threads=WARPGROUP_AND_WARP)
     target = consumer.shared.dq[None, consumer.thread % 128, None, group]
     cute.autovec_copy(cute.make_tensor(dq.iterator, cute.make_layout(target.shape)), target)
-    cute.arch.fence_view_async_shared()
-    cute.arch.barrier_arrive(barrier_id=Barrier.DQ_FULL + group, number_of_threads=WARPGROUP_AND_WARP)
+
+
+def hand_over_dq(consumer) -> None:
+    """Lets the store warp have what `stage_dq` wrote; a fence towards the asynchronous proxy comes before."""
+    cute.arch.barrier_arrive(
+        barrier_id=Barrier.DQ_FULL + consumer.warpgroup, number_of_threads=WARPGROUP_AND_WARP
+    )
 
 
 def run(consumer, tile) -> None:
@@ -35,10 +40,10 @@ def run(consumer, tile) -> None:
 def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
     """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns].
 
-    The accumulator begins at column `consumer.first_column(...)` of the output.
+    In a wide plan the warpgroups' accumulators lie side by side in the output's columns.
     """
-    columns, first = output.shape[3], consumer.first_column(accumulator)
-    groups = cute.size(accumulator) // 4
+    columns, groups = output.shape[3], cute.size(accumulator) // 4
+    first = consumer.warpgroup * (8 * groups) if consumer.plan.wide else 0
     for row in range(2):
         key = tile.block * consumer.plan.block_k + consumer.key + 8 * row
         exists = Boolean(key < output.shape[1])
@@ -52,6 +57,8 @@ def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: 
 def _store_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:
     """Two neighbouring values a lane: four lanes fill a 32-byte sector."""
     for i in range(len(values) // 2):
+        if isinstance(columns, int) and 8 * i >= columns:
+            break
         inside = exists & (8 * i < columns)
         words = [value.bitcast(Uint32) for value in values[2 * i : 2 * i + 2]]
         copies.store_words(address + 32 * i + quad * 8, words, inside)
@@ -66,6 +73,8 @@ def _store_16bit(address, values, quad: Int32, exists: Boolean, columns, dtype) 
     softmax.convert_pairs(source, rounded)
     words = cute.recast_tensor(rounded, Uint32)
     for block in range(len(values) // 8):
+        if isinstance(columns, int) and 32 * block >= columns:
+            break
         mine = copies.transpose_quad([words[4 * block + j] for j in range(4)], quad)
         start = 32 * block + quad * 8
         copies.store_words(address + start * 2, mine, exists & (start < columns))

@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from jax_fa4.kernels.common import abi, copies, softmax
 from jax_fa4.kernels.common.entry import DTYPES
-from jax_fa4.kernels.sm90.bwd import consumer, load, schedule, store
+from jax_fa4.kernels.sm90.bwd import consumer, load, schedule, store, wide
 from jax_fa4.kernels.sm90.bwd.finish import finish
 from jax_fa4.kernels.sm90.bwd.layouts import Products, Shared, rows_layout
 from jax_fa4.kernels.sm90.bwd.pipes import Pipes
@@ -60,6 +60,7 @@ class Backward:
             abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, plan.dq_floats)),
             abi.scratch("lse_log2", "float32", ("B", "H", rows)),
             abi.scratch("delta_rows", "float32", ("B", "H", rows)),
+            abi.scratch("tile_counter", "int32", (1,)),
         )
         if spec.deterministic:
             self.buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
@@ -76,24 +77,27 @@ class Backward:
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )
         key_schedule = schedule.key_schedule(plan, spec, dims)
-        blocks = cutlass.min(dims.sm_count, key_schedule.count) if plan.persistent else key_schedule.count
         self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
-            grid=(blocks, 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
+            grid=(self.blocks(dims, key_schedule), 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
         )
         finish(products.dq, g.dq_accumulator, g.dq, plan, spec.scale).launch(
             grid=(row_blocks, dims.H, dims.B), block=(128 * plan.consumers, 1, 1), stream=stream
         )
 
+    def blocks(self, dims, key_schedule):
+        """How many blocks are launched: one for each multiprocessor, if there are tiles for them."""
+        return cutlass.min(dims.sm_count, key_schedule.count)
+
     def loads(self, g) -> Loads:
         plan = self.plan
 
-        def atom(tensor, rows, columns):
-            layout = rows_layout(self.dtype, rows, columns)
+        def atom(tensor, rows, columns, panel):
+            layout = rows_layout(self.dtype, rows, columns, panel=panel)
             return copies.tma_load_atom(copies.permuted(tensor, 1, 3, 2, 0), layout, (rows, columns))
 
         return Loads(
-            *atom(g.q, plan.block_q, plan.tile_d), *atom(g.do, plan.block_q, plan.tile_e),
-            *atom(g.k, plan.block_k, plan.tile_d), *atom(g.v, plan.block_k, plan.tile_e),
+            *atom(g.q, plan.block_q, plan.tile_d, plan.panel_d), *atom(g.do, plan.block_q, plan.tile_e, plan.panel_e),
+            *atom(g.k, plan.block_k, plan.tile_d, plan.panel_d), *atom(g.v, plan.block_k, plan.tile_e, plan.panel_e),
             copies.permuted(g.lse_log2, 2, 1, 0), copies.permuted(g.delta_rows, 2, 1, 0),
         )  # fmt: skip
 
@@ -113,7 +117,8 @@ class Backward:
             if warp == 0:
                 load.run(self, loads, shared, pipes, g, dims, key_schedule)
             if warp == 1:
-                store.run(self, shared, g, dims, key_schedule)
+                store.run(self, shared, pipes, g, dims, key_schedule)
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            consumer.run(self, products, shared, pipes, g, dims, key_schedule)
+            role = wide if plan.wide else consumer
+            role.run(self, products, shared, pipes, g, dims, key_schedule)

@@ -5,18 +5,20 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers
 
+from jax_fa4.kernels.sm90.bwd.pipes import NUMBER_STAGES
 from jax_fa4.kernels.sm90.bwd.plan import BackwardPlan
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
 
-def rows_layout(dtype, rows: int, columns: int, stages: int | None = None) -> cute.ComposedLayout:
-    """(rows, columns[, stages]) with contiguous columns, swizzled over 128 bytes: 64-column panels one after another."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
+def rows_layout(dtype, rows: int, columns: int, stages: int | None = None, panel: int = 64) -> cute.ComposedLayout:
+    """(rows, columns[, stages]) with contiguous columns, swizzled: panels of 64 or 32 columns, one after another."""
+    kind = {64: warpgroup.SmemLayoutAtomKind.K_SW128, 32: warpgroup.SmemLayoutAtomKind.K_SW64}[panel]
+    atom = warpgroup.make_smem_layout_atom(kind, dtype)
     shape = (rows, columns) if stages is None else (rows, columns, stages)
     return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
 
@@ -31,7 +33,9 @@ def transposed(tensor: cute.Tensor) -> cute.Tensor:
 class Products:
     """The tiled products of a step. Keys are the rows of the scores: S^T = K Q^T, dP^T = V dO^T.
 
-    P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q; dQ = dS K reads dS from shared memory.
+    Warpgroups share the keys: P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. In a `wide`
+    plan each has all keys, and they share the columns: all left operands come from shared memory. dQ = dS K always reads
+    dS from there.
     """
 
     scores: cute.TiledMma
@@ -41,19 +45,20 @@ class Products:
 
     @classmethod
     def make(cls, dtype, plan: BackwardPlan) -> "Products":
-        def product(a_major, b_major, columns, split=(plan.consumers, 1, 1), a=warpgroup.OperandSource.SMEM):
+        by_rows, by_columns = (plan.consumers, 1, 1), (1, plan.consumers, 1)
+        shared, registers = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
+
+        def product(a_major, b_major, columns, split, a=shared):
+            if split is by_columns:
+                columns //= plan.consumers
             return hopper_helpers.make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, split, (64, columns), a)
 
-        registers = warpgroup.OperandSource.RMEM
-        if plan.dq_by_rows:
-            dq = product(MN_MAJOR, MN_MAJOR, plan.tile_d)
-        else:
-            dq = product(MN_MAJOR, MN_MAJOR, plan.tile_d // plan.consumers, split=(1, plan.consumers, 1))
+        split, left = (by_columns, shared) if plan.wide else (by_rows, registers)
         return cls(
-            scores=product(K_MAJOR, K_MAJOR, plan.block_q),
-            dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, a=registers),
-            dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, a=registers),
-            dq=dq,
+            scores=product(K_MAJOR, K_MAJOR, plan.block_q, split),
+            dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, split, left),
+            dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, split, left),
+            dq=product(MN_MAJOR, MN_MAJOR, plan.tile_d // plan.dq_slices, by_rows if plan.dq_by_rows else by_columns),
         )
 
 
@@ -79,33 +84,41 @@ def as_left_operand(fragment: cute.Tensor) -> cute.Tensor:
 
 @dataclass(frozen=True)
 class Shared:
-    """Tiles in shared memory. `ds` is (key, query, stage), `dq` (4, thread, vector, consumer) in accumulator order."""
+    """Tiles in shared memory.
+
+    `ds` is (key, query, stage), and so is `p` in a wide plan; `dq`, a slice of dQ for the store warp, is
+    (4, thread, vector, consumer), in accumulator order.
+    """
 
     q: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
     do: cute.Tensor
     ds: cute.Tensor
+    p: cute.Tensor | None
     dq: cute.Tensor
     lse: cute.Tensor
     delta: cute.Tensor
+    numbers: cute.Tensor
 
     @classmethod
     def allocate(cls, dtype, plan: BackwardPlan) -> "Shared":
         memory = cutlass.utils.SmemAllocator()
 
-        def tile(rows, columns, stages=None):
-            layout = rows_layout(dtype, rows, columns, stages)
+        def tile(rows, columns, stages=None, panel=64):
+            layout = rows_layout(dtype, rows, columns, stages, panel)
             return memory.allocate_tensor(dtype, layout.outer, 1024, layout.inner)
 
+        def statistic(stages):
+            return memory.allocate_tensor(Float32, cute.make_layout((p.block_q, stages)), 128)
+
         p = plan
-        ds = tile(p.block_k, p.block_q, p.ds_stages)
-        consumers = p.consumers
-        dq_layout = cute.make_layout((4, 128, p.dq_floats // (512 * consumers), consumers))
-        dq = memory.allocate_tensor(Float32, dq_layout, 1024)
+        dq_layout = cute.make_layout((4, 128, p.dq_floats // (512 * p.consumers * p.dq_slices), p.consumers))
         return cls(
-            q=tile(p.block_q, p.tile_d, p.q_stages), k=tile(p.block_k, p.tile_d), v=tile(p.block_k, p.tile_e),
-            do=tile(p.block_q, p.tile_e, p.do_stages), ds=ds, dq=dq,
-            lse=memory.allocate_tensor(Float32, cute.make_layout((p.block_q, p.q_stages)), 128),
-            delta=memory.allocate_tensor(Float32, cute.make_layout((p.block_q, p.do_stages)), 128),
+            q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.tile_d, None, p.panel_d),
+            v=tile(p.block_k, p.tile_e, None, p.panel_e), do=tile(p.block_q, p.tile_e, p.do_stages, p.panel_e),
+            ds=tile(p.block_k, p.block_q, p.ds_stages), p=tile(p.block_k, p.block_q, p.ds_stages) if p.wide else None,
+            dq=memory.allocate_tensor(Float32, dq_layout, 1024),
+            lse=statistic(p.q_stages), delta=statistic(p.do_stages),
+            numbers=memory.allocate_tensor(Int32, cute.make_layout((NUMBER_STAGES,)), 16),
         )

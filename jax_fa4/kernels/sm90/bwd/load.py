@@ -63,7 +63,7 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
     plan, group = kernel.plan, kernel.spec.group
     q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, plan.q_stages)
     do = RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do, plan.do_stages)
-    number, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0)
+    number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
         steps = schedule.steps(kernel, g, dims, tile)
@@ -74,10 +74,13 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
             _load_rows(q, steps_done, block, head, tile.batch)
             _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, tile, tiles_done)
             _load_rows(do, steps_done, block, head, tile.batch)
+        number = schedule.draw(pipes, shared, g.tile_counter, turn)
+        turn += 1
+        if count > 0:
+            block, head = steps.start, tile.head * group
             for step in cutlass.range(1, count, unroll=1):
                 block, head = steps.following(block, head)
                 _load_rows(q, steps_done + step, block, head, tile.batch)
                 _load_rows(do, steps_done + step, block, head, tile.batch)
             tiles_done += 1
             steps_done += count
-        number += cute.arch.grid_dim()[0]

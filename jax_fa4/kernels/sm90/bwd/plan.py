@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+
+from jax_fa4.errors import Unsupported
+from jax_fa4.kernels.sm90 import plans
+from jax_fa4.scores import ScoreMap
+from jax_fa4.spec import AttentionSpec
+
 SHARED_BYTES = 227 * 1024
 """Shared memory that one block may have on sm_90."""
 
@@ -15,13 +22,16 @@ ALIGNMENT_BYTES = 1024
 class BackwardPlan:
     """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
 
+    Consumer warpgroups share the keys, 64 each, or, in a wide plan (64 keys in all), they share columns: see `consumer` and
+    `wide`.
+
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
-      block_k: keys a block owns; 64 for each consumer warpgroup.
+      block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 in all.
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
-      ds_stages: buffers of dS; with two instead of three, warpgroups keep closer step.
-      persistent: a block works through many key tiles, instead of one.
+      ds_stages: buffers of dS (and of P, in a wide plan); with two instead of three, warpgroups keep closer step.
+      dq_slices: parts in which dQ of a step is made and leaves.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
     """
 
@@ -32,7 +42,7 @@ class BackwardPlan:
     q_stages: int = 2
     do_stages: int = 2
     ds_stages: int = 3
-    persistent: bool = True
+    dq_slices: int = 1
     l2_bytes: int = 32 << 20
 
     consumer_registers: int = 240
@@ -43,9 +53,13 @@ class BackwardPlan:
             raise ValueError(f"{self} needs {self.shared_bytes} bytes of shared memory, allowed are {SHARED_BYTES}")
 
     @property
+    def wide(self) -> bool:
+        return self.block_k == 64
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that compute."""
-        return self.block_k // 64
+        return 2 if self.wide else self.block_k // 64
 
     @property
     def threads(self) -> int:
@@ -57,19 +71,36 @@ class BackwardPlan:
         return self.block_q == 64 * self.consumers
 
     @property
+    def defers_dq(self) -> bool:
+        """Whether dQ stays in registers until the next step's S is on its way; wide blocks of queries leave no room."""
+        return self.block_q <= 64
+
+    @property
     def dq_floats(self) -> int:
         """Elements of one tile of the dQ accumulator."""
         return self.block_q * self.tile_d
+
+    @property
+    def panel_d(self) -> int:
+        return self._panel(self.tile_d)
+
+    @property
+    def panel_e(self) -> int:
+        return self._panel(self.tile_e)
+
+    def _panel(self, columns: int) -> int:
+        """Columns of a swizzled panel: 64, or 32 where a warpgroup's share of the columns asks for it."""
+        return 32 if self.wide and columns // self.consumers % 64 else 64
 
     @property
     def shared_bytes(self) -> int:
         elements = (
             self.block_k * (self.tile_d + self.tile_e)
             + self.block_q * (self.q_stages * self.tile_d + self.do_stages * self.tile_e)
-            + self.ds_stages * self.block_q * self.block_k
+            + self.ds_stages * self.block_q * self.block_k * (2 if self.wide else 1)
         )
         statistics = self.block_q * (self.q_stages + self.do_stages)
-        return 2 * elements + 4 * (self.dq_floats + statistics) + 2 * ALIGNMENT_BYTES
+        return 2 * elements + 4 * (self.dq_floats // self.dq_slices + statistics) + ALIGNMENT_BYTES
 
 
 def pad_head_dim(dim: int) -> int:
@@ -77,9 +108,27 @@ def pad_head_dim(dim: int) -> int:
     return -(-dim // 64) * 64
 
 
-def backward_plan(spec) -> BackwardPlan:
-    """The plan for a spec."""
+def check(spec: AttentionSpec) -> None:
+    """Raises `Unsupported` for what no Hopper backward kernel does."""
+    plans.check(spec)
+    for mod in spec.score_mods:
+        if not isinstance(mod, ScoreMap):
+            continue
+        function = mod.function
+        arrays = function.jaxpr.in_avals[len(function.jaxpr.in_avals) - function.operand_count :]
+        if any(jnp.issubdtype(array.dtype, jnp.floating) for array in arrays):
+            raise Unsupported("kernels give no gradients of the arrays that a score function reads")
+        from jax_fa4.kernels.common import scalar_jaxpr, slope
+
+        scalar_jaxpr.check(slope.slope(function))
+
+
+def backward_plan(spec: AttentionSpec) -> BackwardPlan:
+    """The plan for a spec, by head dims. Raises `Unsupported`."""
+    check(spec)
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     if max(tile_d, tile_e) <= 64:
         return BackwardPlan(128, 128, tile_d, tile_e, ds_stages=2)
-    return BackwardPlan(64, 128, tile_d, tile_e)
+    if max(tile_d, tile_e) <= 128:
+        return BackwardPlan(64, 128, tile_d, tile_e)
+    return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=2, dq_slices=2 if tile_d > 192 else 1)

@@ -33,6 +33,8 @@ def prepare(g, rows: cutlass.Constexpr[int], floats: cutlass.Constexpr[int], det
             delta = g.delta[batch, head, row]
         g.lse_log2[batch, head, row] = lse_log2
         g.delta_rows[batch, head, row] = delta
-    if cutlass.const_expr(deterministic):
-        if thread == 0:
+    if thread == 0:
+        if block + head + batch == 0:
+            g.tile_counter[0] = Int32(0)
+        if cutlass.const_expr(deterministic):
             g.dq_counter[batch, head, block] = Int32(0)

@@ -10,6 +10,7 @@ from cutlass import Int32, Int64
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common import sequence
+from jax_fa4.kernels.sm90.bwd.pipes import NUMBER_STAGES, buffer, free_buffer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,8 @@ class KeyTile:
 
 @dataclasses.dataclass(frozen=True)
 class KeySchedule:
-    """Tile numbers in the order in which they are to start; block c of n takes c, c + n, c + 2n, ...
+    """Tile numbers in the order in which they are to start. A block begins with its own number, and draws the next from a
+    counter in global memory (`draw`), so that blocks with short tiles get more of them.
 
     KV heads are taken in sections, as many as keep their Q, dO and dQ in the L2 cache together. Within a section the
     first key tiles of all heads come first: under a causal mask these have the longest loops. `first_block` and
@@ -102,3 +104,28 @@ def key_schedule(plan, spec, dims) -> KeySchedule:
     blocks = (dims.T + (plan.block_k - 1)) // plan.block_k
     first, direction = (blocks - 1, Int32(-1)) if spec.deterministic else (Int32(0), Int32(1))
     return KeySchedule(blocks, dims.K, dims.B, section_heads(plan, spec, dims.S), first, direction)
+
+
+@cute.jit
+def draw(pipes, shared, counter: cute.Tensor, turn: Int32) -> Int32:
+    """The producer warp's next tile number, handed to the block's other warps too, as the `turn`th."""
+    state = free_buffer(turn, NUMBER_STAGES)
+    pipes.numbers.producer_acquire(state)
+    number = Int32(0)
+    if cute.arch.lane_idx() == 0:
+        number = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu") + cute.arch.grid_dim()[0]
+        shared.numbers[state.index] = number
+        pipes.numbers.producer_commit(state)
+    return cute.arch.shuffle_sync(number, 0)
+
+
+@cute.jit
+def receive(pipes, shared, turn: Int32) -> Int32:
+    """The next tile number, in any other warp."""
+    state = buffer(turn, NUMBER_STAGES)
+    pipes.numbers.consumer_wait(state)
+    number = cute.arch.make_warp_uniform(shared.numbers[state.index])
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        pipes.numbers.consumer_release(state)
+    return number

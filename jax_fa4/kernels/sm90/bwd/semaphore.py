@@ -27,11 +27,11 @@ def last_visitor(kernel, geometry, tiles: Int32, block: Int32, known: Int32) -> 
 
 
 @cute.jit
-def wait(counter: cute.Pointer, turn: Int32):
-    """Holds the warp until `turn` tiles have added; what they added is then visible to its bulk copies."""
+def wait(counter: cute.Pointer, count: Int32):
+    """Holds the warp until the counter has reached `count`; what was added before is then visible to it."""
     if cute.arch.lane_idx() == 0:
         done = Int32(-1)
-        while done != turn:
+        while done < count:
             done = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
     cute.arch.sync_warp()
     cute.arch.fence_proxy("async")

@@ -21,35 +21,40 @@ def _reduce_add(source: cute.Pointer, target: cute.Pointer, size_bytes: int) -> 
 
 
 @cute.jit
-def run(kernel, shared, g, dims, key_schedule):
+def run(kernel, shared, pipes, g, dims, key_schedule):
     """All tiles of this block. Every lane commits and waits, so that bulk groups count the same in each."""
     plan, spec = kernel.plan, kernel.spec
     lane, parts = cute.arch.lane_idx(), plan.consumers
-    part_floats = plan.dq_floats // parts
-    number = cute.arch.block_idx()[0]
+    slice_floats = plan.dq_floats // (parts * plan.dq_slices)  # of one consumer
+    number, turn = cute.arch.block_idx()[0], Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
         steps = schedule.steps(kernel, g, dims, tile)
         block, head, last = steps.start, tile.head * spec.group, tile.block
         for _ in cutlass.range(steps.count(spec.group), unroll=1):
-            for part in cutlass.range_constexpr(parts):
-                cute.arch.cp_async_bulk_wait_group(parts - 1 - part, read=True)
-                cute.arch.barrier_arrive(barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP)
-            if cutlass.const_expr(spec.deterministic):
-                last = cutlass.select_(block == steps.start, tile.block, last)
-                last = semaphore.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
-                semaphore.wait(_address(g.dq_counter, tile.batch, head, block), last - tile.block)
             target = _address(g.dq_accumulator, tile.batch, head, block, 0)
-            for part in cutlass.range_constexpr(parts):
-                cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
-                if lane == 0:
-                    source = shared.dq[None, None, None, part].iterator
-                    _reduce_add(source, target + part * part_floats, 4 * part_floats)
-                cute.arch.cp_async_bulk_commit_group()
+            for part_of_dq in cutlass.range_constexpr(plan.dq_slices):
+                for part in cutlass.range_constexpr(parts):
+                    cute.arch.cp_async_bulk_wait_group(parts - 1 - part, read=True)
+                    cute.arch.barrier_arrive(
+                        barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP
+                    )
+                if cutlass.const_expr(spec.deterministic and part_of_dq == 0):
+                    last = cutlass.select_(block == steps.start, tile.block, last)
+                    last = semaphore.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
+                    semaphore.wait(_address(g.dq_counter, tile.batch, head, block), last - tile.block)
+                for part in cutlass.range_constexpr(parts):
+                    cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
+                    if lane == 0:
+                        source = shared.dq[None, None, None, part].iterator
+                        offset = (part * plan.dq_slices + part_of_dq) * slice_floats
+                        _reduce_add(source, target + offset, 4 * slice_floats)
+                    cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(spec.deterministic):
                 semaphore.release(_address(g.dq_counter, tile.batch, head, block))
             block, head = steps.following(block, head)
-        number += cute.arch.grid_dim()[0]
+        number = schedule.receive(pipes, shared, turn)
+        turn += 1
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 

@@ -1,0 +1,149 @@
+"""A consumer thread's part of everything: operands of the products, its scores, and their rows' statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warp
+
+from jax_fa4.kernels.common import backward
+from jax_fa4.kernels.sm90.bwd.layouts import transposed
+from jax_fa4.kernels.sm90.bwd.pipes import buffer
+
+
+EAGER_GROUPS = 8
+"""Groups of 8 queries whose statistics a thread holds at once: 16 registers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Operands of the products, as descriptors of shared memory, and what stays in registers across steps.
+
+    `dv_p` and `dk_ds` are None where P and dS are operands from registers.
+    """
+
+    scores_k: Any
+    scores_q: Any
+    dp_v: Any
+    dp_do: Any
+    dv_p: Any
+    dv_do: Any
+    dk_ds: Any
+    dk_q: Any
+    dq_ds: Any
+    dq_k: Any
+    dk: cute.Tensor
+    dv: cute.Tensor
+
+    @classmethod
+    def make(cls, products, shared, plan, thread: Int32) -> "Operands":
+        p = plan
+        scores, dv, dk, dq = (m.get_slice(thread) for m in (products.scores, products.dv, products.dk, products.dq))
+
+        def left(product, tensor):
+            return product.make_fragment_A(product.partition_A(tensor))
+
+        def right(product, tensor):
+            return product.make_fragment_B(product.partition_B(tensor))
+
+        def accumulator(product, rows, columns):
+            return cute.make_rmem_tensor(product.partition_shape_C((rows, columns)), Float32)
+
+        return cls(
+            scores_k=left(scores, shared.k), scores_q=right(scores, shared.q),
+            dp_v=left(scores, shared.v), dp_do=right(scores, shared.do),
+            dv_p=left(dv, shared.p) if p.wide else None, dk_ds=left(dk, shared.ds) if p.wide else None,
+            dv_do=right(dv, transposed(shared.do)), dk_q=right(dk, transposed(shared.q)),
+            dq_ds=left(dq, transposed(shared.ds)), dq_k=right(dq, transposed(shared.k)),
+            dk=accumulator(dk, p.block_k, p.tile_d), dv=accumulator(dv, p.block_k, p.tile_e),
+        )
+
+
+class Consumer:
+    """A thread's view of the kernel.
+
+    Attributes:
+      key, query: the first key and query of the thread's scores within the tile; it has key + 8 too.
+      query_groups: groups of 8 queries that its warpgroup has; the thread holds two of each.
+      tile_copy: stores a fragment of the scores, rounded, as a (key, query) tile.
+    """
+
+    def __init__(self, kernel, products, shared, pipes, g, dims):
+        plan = kernel.plan
+        self.kernel, self.plan, self.spec = kernel, plan, kernel.spec
+        self.products, self.shared, self.pipes, self.g, self.dims = products, shared, pipes, g, dims
+        thread = cute.arch.thread_idx()[0] - 128
+        self.thread, in_group = thread, thread % 128
+        self.warpgroup = cute.arch.make_warp_uniform(thread // 128)
+        # Descriptors depend on the warpgroup alone; with its first thread's slice they stay in uniform registers.
+        self.operands = Operands.make(products, shared, plan, self.warpgroup * 128)
+        self.quad_lane = in_group % 4
+        key = in_group // 32 * 16 + in_group % 32 // 4
+        queries = plan.block_q // plan.consumers if plan.wide else plan.block_q
+        self.query_groups = queries // 8
+        self.key = key if plan.wide else key + self.warpgroup * 64
+        self.query = 2 * self.quad_lane + (self.warpgroup * queries if plan.wide else 0)
+        self.tile_copy = cute.make_tiled_copy_C(
+            cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), kernel.dtype), products.scores
+        ).get_slice(thread)
+        self.ds_target = self.tile_copy.partition_D(shared.ds)
+        self.p_target = self.tile_copy.partition_D(shared.p) if plan.wide else None
+
+
+class Statistics:
+    """LSE or delta of this thread's query columns, from shared memory.
+
+    Read at once, ahead of their use; or, where a thread has too many to hold, where they are first used.
+    """
+
+    def __init__(self, consumer, tensor: cute.Tensor, stage: Int32):
+        groups = consumer.query_groups
+        self.pairs = cute.make_tensor(
+            tensor.iterator + (stage * consumer.plan.block_q + consumer.query),
+            cute.make_layout((2, groups), stride=(1, 8)),
+        )
+        self.read = {}
+        if groups <= EAGER_GROUPS:
+            for pair in range(groups):
+                self._read(pair)
+
+    def _read(self, pair: int) -> None:
+        self.read[pair] = cute.make_rmem_tensor((2,), Float32)
+        cute.autovec_copy(self.pairs[None, pair], self.read[pair])
+
+    def __getitem__(self, slot: int) -> Float32:
+        if slot // 2 not in self.read:
+            self._read(slot // 2)
+        return self.read[slot // 2][slot % 2]
+
+
+def scores_fragment(consumer, scores: cute.Tensor, block: Int32, head: Int32, tile) -> backward.Fragment:
+    """Which scores an accumulator ((2, 2, query groups), 1, 1) holds: two keys, a quarter of the warpgroup's queries."""
+    plan = consumer.plan
+    return backward.Fragment(
+        scores, lambda i: (i % 2 + 2 * (i // 4), i // 2 % 2),
+        query=block * plan.block_q + consumer.query, key=tile.block * plan.block_k + consumer.key,
+        query_steps=[8 * group + pair for group in range(consumer.query_groups) for pair in range(2)],
+        key_steps=(0, 8), batch=tile.batch, head=head,
+    )
+
+
+def begin(consumer, tiles_done: Int32) -> None:
+    """Waits for K and V of a tile."""
+    consumer.pipes.k.consumer_wait(buffer(tiles_done, 1))
+    consumer.pipes.v.consumer_wait(buffer(tiles_done, 1))
+
+
+def end(consumer, tiles_done: Int32) -> None:
+    """Lets the producer replace K and V."""
+    consumer.pipes.k.consumer_release(buffer(tiles_done, 1))
+    consumer.pipes.v.consumer_release(buffer(tiles_done, 1))
+
+
+def clear(consumer) -> None:
+    """dK = dV = 0."""
+    consumer.operands.dk.fill(0.0)
+    consumer.operands.dv.fill(0.0)
