@@ -40,9 +40,10 @@ NUMBERS = masks.Numbers(
 
 @dataclasses.dataclass(frozen=True)
 class BlockOrder:
-    """The KV blocks of one tile in the order in which they are visited: first those that need the element mask.
+    """The KV blocks of one tile in the order in which they are visited; producer and consumers compute the same.
 
-    Step 0 is always a masked one. Producer and consumers compute the same order.
+    First comes a full block if there is one (so that every row starts from a whole block's maximum), then those that need
+    the element mask, from the right edge down and then the left edge, then the other full blocks from the right down.
     """
 
     start: Int32
@@ -51,34 +52,45 @@ class BlockOrder:
     end: Int32
 
     @property
-    def masked_count(self) -> Int32:
-        return (self.end - self.full_end) + (self.full_start - self.start)
-
-    @property
     def count(self) -> Int32:
         return self.end - self.start
 
-    def masked(self, step: Int32) -> Int32:
-        """The block of masked step 0, 1, ...: from the right edge down, then the left edge."""
-        right = self.end - self.full_end
-        return cutlass.select_(step < right, self.end - 1 - step, self.full_start - 1 - (step - right))
+    @property
+    def full_count(self) -> Int32:
+        return self.full_end - self.full_start
 
-    def full(self, step: Int32) -> Int32:
-        """The block of full step 0, 1, ...: from the right down."""
-        return self.full_end - 1 - step
+    @property
+    def masked_count(self) -> Int32:
+        return self.count - self.full_count
+
+    @property
+    def lead(self) -> Int32:
+        """How many full blocks come first: 1, or 0 if there are none."""
+        return cutlass.min(self.full_count, Int32(1))
+
+    def masked(self, i: Int32) -> Int32:
+        """Masked block i."""
+        right = self.end - self.full_end
+        return cutlass.select_(i < right, self.end - 1 - i, self.full_start - 1 - (i - right))
+
+    def full(self, i: Int32) -> Int32:
+        """Full block i."""
+        return self.full_end - 1 - i
 
     def block(self, step: Int32) -> Int32:
-        """The block of any step, masked ones first."""
-        return cutlass.select_(step < self.masked_count, self.masked(step), self.full(step - self.masked_count))
+        """The block of step 0, 1, ..., count - 1."""
+        lead, masked_count = self.lead, self.masked_count
+        is_masked = (step >= lead) & (step - lead < masked_count)
+        full = cutlass.select_(step < lead, step, step - masked_count)
+        return cutlass.select_(is_masked, self.masked(step - lead), self.full(full))
 
 
 def block_order(mask: masks.Mask, q_block: Int32, block_q: int, block_k: int, geometry: masks.Geometry) -> BlockOrder:
     """The visiting order for a block of query rows; at least one block, whose scores the mask then all removes."""
     start, full_start, full_end, end = masks.block_range(mask, q_block, block_q, block_k, geometry)
     end = cutlass.max(end, start + 1)
-    full_end = cutlass.min(full_end, end - 1)
-    full_end = cutlass.max(full_end, start)
-    full_start = cutlass.min(full_start, full_end)
+    full_end = cutlass.max(cutlass.min(full_end, end), start)
+    full_start = cutlass.max(cutlass.min(full_start, full_end), start)
     return BlockOrder(start, full_start, full_end, end)
 
 

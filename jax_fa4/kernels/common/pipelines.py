@@ -13,15 +13,35 @@ WARPGROUP_THREADS = 128
 
 def tma_load_pipeline(barriers: cute.Pointer, stages: int, stage_bytes: int, consumer_warps: int):
     """A ring of `stages` buffers filled by TMA from one thread, each released once by every consumer warp."""
-    group = lambda size: pipeline.CooperativeGroup(pipeline.Agent.Thread, size)  # noqa: E731
     return pipeline.PipelineTmaAsync.create(
         barrier_storage=barriers,
         num_stages=stages,
-        producer_group=group(1),
-        consumer_group=group(consumer_warps),
+        producer_group=_threads(1),
+        consumer_group=_threads(consumer_warps),
         tx_count=stage_bytes,
         defer_sync=True,
     )
+
+
+def thread_pipeline(barriers: cute.Pointer, stages: int, producers: int, consumers: int):
+    """A ring of `stages` buffers filled and released by ordinary threads: that many arrive each time."""
+    return pipeline.PipelineAsync.create(
+        barrier_storage=barriers,
+        num_stages=stages,
+        producer_group=_threads(producers),
+        consumer_group=_threads(consumers),
+        defer_sync=True,
+    )
+
+
+def is_full(ring: pipeline.PipelineAsync, state: pipeline.PipelineState) -> cutlass.Boolean:
+    """Whether the buffer of a consumer's state is full; does not wait."""
+    barrier = ring.sync_object_full.get_barrier(state.index)
+    return cute.arch.mbarrier_test_wait(barrier, state.phase)
+
+
+def _threads(count: int) -> pipeline.CooperativeGroup:
+    return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,17 +1,20 @@
-"""Which tile a persistent CTA works on: static schedules, the same arithmetic in every warp role."""
+"""Which tile a persistent CTA works on: the order of tiles, who hands them out, and how consumers hear of them."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from jax_fa4.kernels.common import pipelines
+
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Work of one CTA: a block of query rows of one head of one example."""
+    """Work of one CTA: a block of query rows of one head of one example. A negative block ends the work."""
 
     q_block: Int32
     head: Int32
@@ -20,9 +23,7 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class TileSchedule:
-    """Tile numbers 0, 1, 2, ... in the order in which they are to start, dealt to n CTAs one round after the other.
-
-    Every other round is dealt in reverse, so that no CTA gets the longer tile of every round.
+    """Tile numbers 0, 1, 2, ... in the order in which they are to start; the first of a CTA is its own index.
 
     Heads are taken in sections. Within a section the last query blocks of all its heads come first: under a causal mask
     these are the longest, so the work left at the end is short and evens out. A section holds as many heads as keep
@@ -40,22 +41,18 @@ class TileSchedule:
     def count(self) -> Int32:
         return self.q_blocks * self.heads * self.batch
 
-    def number(self, turn: Int32) -> Int32:
-        """The number of this CTA's tile in a round."""
-        cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        return turn * ctas + cutlass.select_(turn % 2 == 0, cta, ctas - 1 - cta)
-
     def tile(self, number: Int32) -> Tile:
-        """The tile with this number."""
+        """The tile with this number; past the last one, the end of the work."""
         per_section = self.section_heads * self.q_blocks
         section = number // per_section
         within = number - section * per_section
         first = section * self.section_heads
-        width = cutlass.min(self.section_heads, self.heads * self.batch - first)
+        width = cutlass.max(cutlass.min(self.section_heads, self.heads * self.batch - first), Int32(1))
         step = within // width
         head = first + within - step * width
         batch = head // self.heads
-        return Tile(self.q_blocks - 1 - step, head - batch * self.heads, batch)
+        q_block = Int32(cutlass.select_(number < self.count, self.q_blocks - 1 - step, Int32(-1)))
+        return Tile(q_block, head - batch * self.heads, batch)
 
 
 def section_heads(longest_first: bool, group: int, kv_bytes_per_head, l2_bytes: int) -> Int32:
@@ -64,3 +61,58 @@ def section_heads(longest_first: bool, group: int, kv_bytes_per_head, l2_bytes: 
         return Int32(1)
     kv_heads = Int32(cutlass.max(Int64(l2_bytes) // Int64(kv_bytes_per_head), Int64(1)))
     return Int32(group) * kv_heads
+
+
+@cute.jit
+def next_number(schedule: TileSchedule, number: Int32, counter: Any):
+    """The tile that follows: the CTA's next in turn, or with a `counter` (zero at launch) the next that nobody has.
+
+    Called by all lanes of one warp; all get the same answer.
+    """
+    ctas = cute.arch.grid_dim()[0]
+    following = number + ctas
+    if cutlass.const_expr(counter is not None):
+        if schedule.count > ctas:  # else there is nothing to hand out, and the counter was not reset
+            taken = Int32(0)
+            if cute.arch.lane_idx() == 0:
+                taken = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+            following = ctas + cute.arch.shuffle_sync(taken, 0)
+    return following
+
+
+@dataclasses.dataclass(frozen=True)
+class TileQueue:
+    """Announces tiles from the producer warp to the consumers: ring of three words (block, head, example) a slot."""
+
+    words: cute.Tensor
+    ring: Any
+
+
+def tile_queue(barriers: cute.Pointer, words: cute.Tensor, consumer_warps: int) -> TileQueue:
+    """A queue with as many slots as `words` (3, slots) has."""
+    return TileQueue(words, pipelines.thread_pipeline(barriers, cute.size(words, mode=[1]), 32, consumer_warps))
+
+
+@cute.jit
+def announce(queue: TileQueue, state, tile: Tile):
+    """Tells the consumers of a tile; called by the whole producer warp. Returns the next slot's state."""
+    queue.ring.producer_acquire(state)
+    if cute.arch.lane_idx() == 0:
+        queue.words[0, state.index] = tile.q_block
+        queue.words[1, state.index] = tile.head
+        queue.words[2, state.index] = tile.batch
+    queue.ring.producer_commit(state)
+    state.advance()
+    return state
+
+
+@cute.jit
+def receive(queue: TileQueue, state):
+    """The next tile, for a consumer warp. Returns it and the next slot's state."""
+    queue.ring.consumer_wait(state)
+    tile = Tile(*(queue.words[i, state.index] for i in range(3)))
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        queue.ring.consumer_release(state)
+    state.advance()
+    return tile, state

@@ -83,8 +83,8 @@ def exp2(x: Float32) -> Float32:
 
 
 def exp2_fma(x: Float32) -> Float32:
-    """2**x on the FMA units, for x <= 0 (below -127 it gives 2**-127): Cody and Waite's split of x, then a polynomial."""
-    x = cute.arch.fmax(x, -127.0)
+    """2**x on the FMA units, x clamped to [-127, 127]: Cody and Waite's split of x, then a polynomial."""
+    x = cute.arch.fmin(cute.arch.fmax(x, -127.0), 127.0)
     shifted = cute.arch.inline_ptx(
         "add.rm.ftz.f32 {$w0}, {$r0}, {$r1};",
         write_only_types=[Float32],
@@ -160,15 +160,18 @@ class OnlineSoftmax:
             safe_max = cutlass.select_(empty, Float32(0.0), new_max) if masked else new_max
             bias = safe_max * -self.scale_log2
             self.bias[r] = cutlass.select_(empty, Float32(-NEG_INF), bias) if masked else bias
-            self.rescale[r] = exp2(old_max * self.scale_log2 + bias)
-            block_sum = self._exponentials(fragment, r, bias, not masked, in_place)
+            self.rescale[r] = exp2((old_max - safe_max) * self.scale_log2)
+            # Subtracting first makes the largest P exactly 1, also where the product with the scale would round.
+            block_sum = self._exponentials(
+                fragment, r, lambda s, m=safe_max: (s - m) * self.scale_log2, not masked, in_place
+            )
             self.row_sum[r] = self.row_sum[r] * self.rescale[r] + block_sum
 
-    def lazy_step(self, fragment: RowFragment, packed: PackedRows) -> tuple[list, Boolean]:
+    def lazy_step(self, fragment: RowFragment, packed: PackedRows, masked: bool) -> tuple[list, Boolean]:
         """Scores to P, rounded into `packed`, against the old reference: no maximum, no rescaling.
 
-        Returns this lane's new sums per row, and whether the warp may keep them. If so, `accept` the sums. Else an exponential is too large, or a row has no reference yet: take an exact `step` on the scores,
-        which are still there.
+        Returns this lane's new sums per row, and whether the warp may keep them. If so, `accept` the sums. Else an
+        exponential is too large, or a row has no reference yet: take an exact `step` on the scores, which are still there.
         """
         pair: list = []
 
@@ -178,7 +181,7 @@ class OnlineSoftmax:
                 packed.words[r, c // 2] = pack(*pair, packed.dtype)
                 pair.clear()
 
-        sums = [self._exponentials(fragment, r, self.bias[r], False, keep) for r in range(self.rows)]
+        sums = [self._exponentials(fragment, r, self._against(self.bias[r]), not masked, keep) for r in range(self.rows)]
         fits = Boolean(True)
         for block_sum in sums:
             fits = fits & (block_sum < LAZY_LIMIT)  # false for NaN too
@@ -189,12 +192,15 @@ class OnlineSoftmax:
         for r, row_sum in enumerate(sums):
             self.row_sum[r] = row_sum
 
-    def _exponentials(self, fragment: RowFragment, r: int, bias, may_emulate: bool, keep) -> Float32:
-        """Exponentials of a row, each handed to `keep(r, c, p)`; returns this lane's sum of them."""
+    def _against(self, bias: Float32):
+        return lambda score: score * self.scale_log2 + bias
+
+    def _exponentials(self, fragment: RowFragment, r: int, exponent_of, may_emulate: bool, keep) -> Float32:
+        """Exponentials of a row, 2**exponent_of(score), each handed to `keep(r, c, p)`; returns this lane's sum."""
         eighths = self.strategy.emulated_eighths if may_emulate else 0
         sums: list = []
         for c in range(len(fragment.column_steps)):
-            exponent = fragment.scores[r, c] * self.scale_log2 + bias
+            exponent = exponent_of(fragment.scores[r, c])
             p = exp2_fma(exponent) if (c * eighths) % 8 < eighths else exp2(exponent)
             keep(r, c, p)
             if c < 4:
@@ -212,17 +218,18 @@ class OnlineSoftmax:
         inverses, lses = [], []
         for r in range(self.rows):
             total = self._over_lanes(lambda a, b: a + b, self.row_sum[r])
-            row_max = self.row_max[r]
-            empty = row_max == NEG_INF
+            reference, shrink = self.row_max[r] * scale, None
+            empty = self.row_max[r] == NEG_INF
             if sink is not None:
-                safe_max = cutlass.select_(empty, sink[r] * (1.0 / scale), row_max)
-                total = total + exp2((sink[r] - safe_max * scale) * LOG2_E)
-                row_max = safe_max
+                reference = cute.arch.fmax(reference, sink[r])
+                shrink = exp2((self.row_max[r] * scale - reference) * LOG2_E)
+                total = total * shrink + exp2((sink[r] - reference) * LOG2_E)
                 empty = total == 0.0
             safe_total = cutlass.select_(empty, Float32(1.0), total)
-            lse = row_max * scale + cute.math.log2(safe_total, fastmath=True) * LN_2
+            lse = reference + cute.math.log2(safe_total, fastmath=True) * LN_2
             lses.append(cutlass.select_(empty, Float32(NEG_INF), lse))
-            inverses.append(cutlass.select_(empty, Float32(0.0), cute.arch.rcp_approx(safe_total)))
+            inverse = cute.arch.rcp_approx(safe_total) if shrink is None else shrink * cute.arch.rcp_approx(safe_total)
+            inverses.append(cutlass.select_(empty, Float32(0.0), inverse))
         return inverses, lses
 
 

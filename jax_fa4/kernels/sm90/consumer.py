@@ -14,9 +14,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
-from jax_fa4 import masks
-from jax_fa4.kernels.common import mask, pipelines, sequence, softmax
-from jax_fa4.kernels.sm90 import epilogue
+from jax_fa4.kernels.common import mask, pipelines, scheduler, sequence, softmax
+from jax_fa4.kernels.sm90 import epilogue, load
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,43 +70,70 @@ def run(kernel, products, shared, g, dims, schedule):
         output_slice.make_fragment_A(output_slice.partition_shape_A((plan.block_q, plan.block_k))),
         cute.make_rmem_tensor(output_slice.partition_shape_C((plan.block_q, plan.value_tile_dim)), Float32),
     )
+    scores = cute.make_rmem_tensor(scores_slice.partition_shape_C((plan.block_q, plan.block_k)), Float32)
     statistics = softmax.OnlineSoftmax(2, 4, kernel.scale_log2, kernel.strategy)
     turns = pipelines.Turns(plan.warpgroups if plan.take_turns else 1)
     turns.begin(group)
+    work = Work(kernel, products, shared, operand, scores, lane, statistics, turns, g, dims)
 
-    q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.q_stages)
-    kv_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.stages)
-    turn = Int32(0)
-    work = Work(kernel, products, shared, operand, lane, statistics, turns, g, dims)
-    while schedule.number(turn) < schedule.count:
-        q_state, kv_state = _tile(work, schedule.tile(schedule.number(turn)), q_state, kv_state)
-        turn += 1
+    state = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, n) for n in (plan.q_stages, plan.stages)]
+    q_state, kv_state = state
+    tile_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, load.TILE_SLOTS)
+    tile, tile_state = scheduler.receive(shared.tiles, tile_state)
+    _begin(work, tile, q_state, kv_state)
+    while tile.q_block >= 0:
+        tile, tile_state, q_state, kv_state = _tile(work, tile, tile_state, q_state, kv_state)
 
 
 @cute.jit
-def _tile(work, tile, q_state, kv_state):
-    """One tile; returns the states of the next tile's first buffers."""
+def _begin(work, tile, q_state, kv_state):
+    """Issues the scores of a tile's first block, if there is a tile.
+
+    Without one the product runs too, on what the buffers happen to hold, and nobody looks at it: products stay outside
+    of control flow, where the assembler would make them wait for each other.
+    """
+    if tile.q_block >= 0:
+        work.shared.q_pipeline.consumer_wait(q_state)
+        work.shared.k_pipeline.consumer_wait(kv_state)
+    _issue_scores(work, q_state, kv_state)
+
+
+@cute.jit
+def _tile(work, tile, tile_state, q_state, kv_state):
+    """One tile, whose first scores are under way; returns the next tile and the states of its first buffers."""
     spec, plan = work.kernel.spec, work.kernel.plan
     geometry = sequence.geometry(spec, work.g, work.dims, tile.batch)
     order = mask.block_order(spec.mask, tile.q_block, plan.block_positions, plan.block_k, geometry)
     packed = tuple(tile.q_block * plan.block_q + work.lane.row + step for step in (0, 8))
     rows = tuple(row // plan.packed_heads for row in packed)
     heads = tuple(tile.head * plan.packed_heads + row % plan.packed_heads for row in packed)
-    block = Block(work, tile, q_state.index, geometry, rows, heads, sequence.element_mask(spec, work.g, tile.batch, rows, geometry))
+    element_mask = sequence.element_mask(spec, work.g, tile.batch, rows, geometry)
+    block = Block(work, tile, q_state, geometry, rows, heads, element_mask)
 
-    work.statistics.reset()
-    work.operand.o.fill(0.0)
-    work.shared.q_pipeline.consumer_wait(q_state)
-    _first(block, kv_state, order.masked(Int32(0)))
-    for step in cutlass.range(1, order.masked_count, unroll=1):
-        kv_state = _step(block, kv_state, order.masked(step), True)
-    for step in cutlass.range(order.full_end - order.full_start, unroll=1):
-        kv_state = _step(block, kv_state, order.full(step), False)
+    ready = _first(block, kv_state, order.block(Int32(0)))
+    for i in cutlass.range(1 - order.lead, order.masked_count, unroll=1):
+        kv_state, ready = _step(block, kv_state, ready, order.masked(i), True)
+    for i in cutlass.range(order.lead, order.full_count, unroll=1):
+        kv_state, ready = _step(block, kv_state, ready, order.full(i), False)
     work.shared.q_pipeline.consumer_release(q_state)
     q_state.advance()
-    kv_state = _last(block, kv_state)
-    epilogue.run(block)
-    return q_state, kv_state
+    next_tile, tile_state = scheduler.receive(work.shared.tiles, tile_state)
+
+    last = kv_state.clone()
+    kv_state.advance()
+    work.shared.v_pipeline.consumer_wait(last)
+    _issue_output(work, last)
+    if cutlass.const_expr(plan.q_stages > 1):  # the next tile's Q is there: its first scores run under this epilogue
+        _begin(work, next_tile, q_state, kv_state)
+        warpgroup.wait_group(1)
+        work.shared.v_pipeline.consumer_release(last)
+        epilogue.run(block)
+    else:
+        warpgroup.wait_group(0)
+        work.shared.v_pipeline.consumer_release(last)
+        epilogue.run(block)
+        _begin(work, next_tile, q_state, kv_state)
+    return next_tile, tile_state, q_state, kv_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +144,7 @@ class Work:
     products: Any
     shared: Any
     operand: Operand
+    scores: Any
     lane: Lane
     statistics: softmax.OnlineSoftmax
     turns: pipelines.Turns
@@ -127,27 +154,21 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What the steps of one tile share: tile, buffer of its Q, geometry of its example, this lane's query rows and
+    """What the steps of one tile share: tile, where its Q is, geometry of its example, this lane's query rows and
     their heads, its element mask."""
 
     work: Work
     tile: Any
-    q_buffer: Int32
+    q_state: Any
     geometry: Any
     rows: tuple
     heads: tuple
     element_mask: mask.ElementMask
 
 
-def _new_scores(work):
-    shape = (work.kernel.plan.block_q, work.kernel.plan.block_k)
-    return cute.make_rmem_tensor(work.products.scores.get_slice(0).partition_shape_C(shape), Float32)
-
-
-def _issue_scores(block, scores, state):
-    work = block.work
-    queries = work.operand.q[None, None, None, block.q_buffer]
-    multiply(work.products.scores, scores, queries, work.operand.k[None, None, None, state.index], False)
+def _issue_scores(work, q_state, state):
+    queries, keys = work.operand.q[None, None, None, q_state.index], work.operand.k[None, None, None, state.index]
+    multiply(work.products.scores, work.scores, queries, keys, False)
 
 
 def _issue_output(work, state):
@@ -155,11 +176,11 @@ def _issue_output(work, state):
     multiply(work.products.output, work.operand.o, work.operand.p, values, True)
 
 
-def _scores_fragment(block, scores, kv_block, masked: bool):
+def _scores_fragment(block, kv_block, masked: bool):
     """The block's scores after score mods and mask, as a row fragment."""
     work, spec, plan = block.work, block.work.kernel.spec, block.work.kernel.plan
     columns = tuple(8 * n + i for n in range(plan.block_k // 8) for i in range(2))
-    fragment = softmax.RowFragment(rows_view(scores), work.lane.row, (0, 8), work.lane.column, columns, 4)
+    fragment = softmax.RowFragment(rows_view(work.scores), work.lane.row, (0, 8), work.lane.column, columns, 4)
     place = mask.Place(block.tile.batch, block.heads, block.rows, kv_block * plan.block_k, spec.positions)
     if spec.score_mods:
         operands = sequence.operands(work.g, "score_operands", sequence.score_functions(spec))
@@ -177,36 +198,47 @@ def _packed_rows(p: cute.Tensor, dtype) -> softmax.PackedRows:
 
 
 def _first(block, state, kv_block):
-    """The first block: no P yet."""
+    """The first block, whose scores are under way: no P yet, nothing to rescale."""
     work = block.work
-    scores = _new_scores(work)
-    work.shared.k_pipeline.consumer_wait(state)
-    _issue_scores(block, scores, state)
     warpgroup.wait_group(0)
     work.shared.k_pipeline.consumer_release(state)
-    work.statistics.step(_scores_fragment(block, scores, kv_block, True), True)
-    softmax.convert_pairs(scores, work.operand.p)
+    ready = _look_ahead(work, state)
+    work.statistics.reset()
+    work.operand.o.fill(0.0)
+    work.statistics.step(_scores_fragment(block, kv_block, True), True)
+    softmax.convert_pairs(work.scores, work.operand.p)
+    return ready
 
 
-def _step(block, state, kv_block, masked: bool):
-    """Another block, with the previous block's P in registers; returns the state of the block's buffers."""
+def _look_ahead(work, state):
+    """Whether the next step's K and V are there already: asked before the exponentials, so that the answer costs no time."""
+    following = state.clone()
+    following.advance()
+    return pipelines.is_full(work.shared.k_pipeline, following), pipelines.is_full(work.shared.v_pipeline, state)
+
+
+def _step(block, state, ready, kv_block, masked: bool):
+    """Another block, with the previous block's P in registers.
+
+    `ready` says which of its buffers are known to be full. Returns the state of the block's buffers and the next `ready`.
+    """
     work = block.work
     previous = state.clone()
     state.advance()
-    scores = _new_scores(work)
-    work.shared.k_pipeline.consumer_wait(state)
+    work.shared.k_pipeline.consumer_wait(state, ready[0])
     work.turns.wait(work.lane.warpgroup)
-    _issue_scores(block, scores, state)
-    work.shared.v_pipeline.consumer_wait(previous)
+    _issue_scores(work, block.q_state, state)
+    work.shared.v_pipeline.consumer_wait(previous, ready[1])
     _issue_output(work, previous)
     work.turns.pass_on(work.lane.warpgroup)
     warpgroup.wait_group(1)
     work.shared.k_pipeline.consumer_release(state)
-    fragment = _scores_fragment(block, scores, kv_block, masked)
+    ready = _look_ahead(work, state)
+    fragment = _scores_fragment(block, kv_block, masked)
     if work.kernel.strategy.lazy_maximum:
         next_p = cute.make_rmem_tensor_like(work.operand.p)
         packed = _packed_rows(next_p, work.kernel.dtype)
-        sums, fits = work.statistics.lazy_step(fragment, packed)
+        sums, fits = work.statistics.lazy_step(fragment, packed, masked)
         _finish_before_wait(sums)
         warpgroup.wait_group(0)
         work.shared.v_pipeline.consumer_release(previous)
@@ -217,9 +249,9 @@ def _step(block, state, kv_block, masked: bool):
         _finish_before_wait(work.statistics.row_sum)
         warpgroup.wait_group(0)
         work.shared.v_pipeline.consumer_release(previous)
-        softmax.convert_pairs(scores, work.operand.p)
+        softmax.convert_pairs(work.scores, work.operand.p)
         _rescale(work)
-    return state
+    return state, ready
 
 
 def _move_words(source: cute.Tensor, target: cute.Tensor) -> None:
@@ -247,7 +279,7 @@ def _accept(work, sums) -> None:
 
 
 def _exact(work, fragment, packed, masked: bool) -> None:
-    work.statistics.step(fragment, masked)
+    work.statistics.step(fragment, masked or bool(sequence.score_functions(work.kernel.spec)))
     packed.store_rows(fragment.scores)
     _rescale(work)
 
@@ -270,14 +302,3 @@ def _finish_before_wait(sums) -> None:
         "{ .reg .pred p; setp.lt.f32 p, {$r0}, 0f00000000; @p exit; }",
         read_only_args=[sums[0] + sums[1]],
     )
-
-
-def _last(block, state):
-    """The last block's P V; returns the state of the next tile's first block."""
-    work = block.work
-    work.shared.v_pipeline.consumer_wait(state)
-    _issue_output(work, state)
-    warpgroup.wait_group(0)
-    work.shared.v_pipeline.consumer_release(state)
-    state.advance()
-    return state

@@ -55,6 +55,7 @@ class Shared:
     q_pipeline: Any
     k_pipeline: Any
     v_pipeline: Any
+    tiles: scheduler.TileQueue
 
 
 class Forward:
@@ -63,7 +64,8 @@ class Forward:
     def __init__(self, spec, plan: ForwardPlan):
         self.spec = spec
         self.plan = plan
-        self.buffers = abi.forward_buffers(spec)
+        scratch = (abi.scratch("next_tile", "int32", (1,)),) if plan.longest_first else ()
+        self.buffers = abi.forward_buffers(spec) + scratch
         self.dtype = DTYPES[spec.dtype]
         strategy = softmax.SoftmaxStrategy(plan.exp2_emulated_eighths, plan.lazy_maximum)
         self.strategy = strategy
@@ -109,14 +111,22 @@ class Forward:
         sharing = self.spec.group // plan.packed_heads
         section = scheduler.section_heads(plan.longest_first, sharing, kv_bytes, plan.section_bytes)
         schedule = scheduler.TileSchedule(q_blocks, dims.H // plan.packed_heads, dims.B, section)
+        grid = cutlass.min(dims.sm_count, schedule.count)
+        if const_expr(plan.longest_first):
+            self.reset(g.next_tile).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         self.kernel(
             Loads(q_atom, q, k_atom, k, v_atom, v), self.products(), (q_layout, k_layout, v_layout), g, dims, schedule
         ).launch(
-            grid=(cutlass.min(dims.sm_count, schedule.count) if plan.persistent else schedule.count, 1, 1),
+            grid=(grid, 1, 1),
             block=(128 * (plan.warpgroups + 1), 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
         )
+
+    @cute.kernel
+    def reset(self, next_tile):
+        """Zeroes the counter that hands out tiles."""
+        next_tile[0] = Int32(0)
 
     @cute.kernel
     def kernel(self, loads: Loads, products: Products, layouts, g, dims, schedule):
@@ -129,7 +139,8 @@ class Forward:
             cpasync.prefetch_descriptor(loads.v_atom)
 
         storage = SmemAllocator()
-        barriers = storage.allocate_array(Int64, 2 * (plan.q_stages + 2 * plan.stages))
+        barriers = storage.allocate_array(Int64, 2 * (plan.q_stages + 2 * plan.stages + load.TILE_SLOTS))
+        words = storage.allocate_tensor(Int32, cute.make_layout((3, load.TILE_SLOTS)), byte_alignment=16)
         tensor = lambda layout: storage.allocate_tensor(  # noqa: E731
             self.dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )
@@ -139,7 +150,7 @@ class Forward:
         for layout, stages in ((q_layout, plan.q_stages), (k_layout, plan.stages), (v_layout, plan.stages)):
             rings.append(pipelines.tma_load_pipeline(barriers, stages, size(layout), 4 * plan.warpgroups))
             barriers = barriers + 2 * stages
-        shared = Shared(q, k, v, *rings)
+        shared = Shared(q, k, v, *rings, scheduler.tile_queue(barriers, words, 4 * plan.warpgroups))
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 

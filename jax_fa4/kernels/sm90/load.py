@@ -6,7 +6,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
-from jax_fa4.kernels.common import copies, mask, sequence
+from jax_fa4.kernels.common import copies, mask, scheduler, sequence
+
+TILE_SLOTS = 2
 
 
 @cute.jit
@@ -16,9 +18,12 @@ def run(kernel, loads, shared, g, dims, schedule):
     q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.q_stages)
     k_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
     v_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
-    turn = Int32(0)
-    while schedule.number(turn) < schedule.count:
-        tile = schedule.tile(schedule.number(turn))
+    queue_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, TILE_SLOTS)
+    number = cute.arch.block_idx()[0]
+    while number < schedule.count:
+        tile = schedule.tile(number)
+        queue_state = scheduler.announce(shared.tiles, queue_state, tile)
+        number = scheduler.next_number(schedule, number, g.next_tile if plan.longest_first else None)
         kv_head = tile.head * plan.packed_heads // kernel.spec.group
         geometry = sequence.geometry(kernel.spec, g, dims, tile.batch)
         order = mask.block_order(kernel.spec.mask, tile.q_block, plan.block_positions, plan.block_k, geometry)
@@ -38,7 +43,7 @@ def run(kernel, loads, shared, g, dims, schedule):
             v_state = _load(loads.v_atom, v_global[None, order.block(step - 1)], v_shared, shared.v_pipeline, v_state)
         last = order.block(order.count - 1)
         v_state = _load(loads.v_atom, v_global[None, last], v_shared, shared.v_pipeline, v_state)
-        turn += 1
+    queue_state = scheduler.announce(shared.tiles, queue_state, scheduler.Tile(Int32(-1), Int32(0), Int32(0)))
 
 
 def _load(atom, source, target, ring, state):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from jax_fa4 import masks
-from jax_fa4.errors import Unsupported
 from jax_fa4.spec import AttentionSpec
 
 SHARED_BYTES = 227 * 1024
@@ -44,7 +43,6 @@ class ForwardPlan:
     packed_heads: int = 1
     q_stages: int = 1
     take_turns: bool = False
-    persistent: bool = True
     section_bytes: int = L2_SECTION_BYTES
     exp2_emulated_eighths: int = 0
     lazy_maximum: bool = True
@@ -106,27 +104,8 @@ def is_causal(mask: masks.Mask) -> bool:
     return bool(rights) and not lefts
 
 
-def check(spec: AttentionSpec) -> None:
-    """Raises `Unsupported` for what no Hopper kernel does."""
-    from jax_fa4.kernels.common import scalar_jaxpr
-
-    if spec.dtype not in ("bfloat16", "float16"):
-        raise Unsupported(f"kernels take bfloat16 and float16, not {spec.dtype}")
-    for name, dim in (("head dim", spec.head_dim), ("value head dim", spec.value_head_dim)):
-        if dim % 8 or dim > 256:
-            raise Unsupported(f"kernels take a {name} that is a multiple of 8 up to 256, not {dim}")
-    if spec.has_bias:
-        raise Unsupported("kernels have no bias array")
-    if any(isinstance(part, masks.MaskArray) for part in spec.mask.parts):
-        raise Unsupported("kernels have no mask array; write the mask as a function")
-    functions = [part for part in spec.mask.parts if isinstance(part, masks.Predicate)]
-    for part in (*functions, *(mod for mod in spec.score_mods if hasattr(mod, "function"))):
-        scalar_jaxpr.check(part.function)
-
-
 def forward_plan(spec: AttentionSpec) -> ForwardPlan:
-    """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
-    check(spec)
+    """The plan for a spec, by head dims and mask."""
     tile_dim, value_tile_dim = round_up_dim(spec.head_dim), round_up_dim(spec.value_head_dim)
     largest = max(tile_dim, value_tile_dim)
     q_stages = 1
