@@ -166,6 +166,9 @@ ad.primitive_transposes[linear_p] = _transpose
 
 
 def _batch(axis_data, args, dims, *, jaxpr, linear, count):
+    if all(d is None for d in dims):  # JAX asks even then, and a result that varies with nothing must stay unbatched
+        out = linear_p.bind(*args, jaxpr=jaxpr, linear=linear, count=count)
+        return out, [None] * len(out)
     moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
     residuals, inputs = moved[:count], moved[count:]
     inputs = [

@@ -151,6 +151,15 @@ def test_jacobians_agree():
     assert_close(jax.jit(jax.jacfwd(lambda q: both(q, k, v)[0]))(q), want)
 
 
+def test_hessian():
+    q, k, v = inputs(shape=cases.Shape(B=1, S=2, T=3, H=1, K=1, D=2, E=2))
+    assert_close(*(jax.jit(jax.hessian(lambda q, f=f: loss(f)(q, k, v)))(q) for f in (both, plain)), 1e-4)
+    tangents = jnp.stack([q, -q])
+    value, _ = jax.vmap(lambda t: jax.jvp(jax.grad(lambda q: loss(both)(q, k, v)), (q,), (t,)), out_axes=(None, 0))(
+        tangents)  # what does not depend on the mapped axis stays unbatched
+    assert value.shape == q.shape
+
+
 def test_scan_over_layers_with_run_time_windows():
     q, k, v = inputs(shape=cases.Shape(B=2, S=9, T=9, H=2, K=2, D=4, E=4))
 
