@@ -1,5 +1,6 @@
 #include "cuda_module.h"
 
+#include <atomic>
 #include <cstring>
 
 namespace jax_fa4 {
@@ -20,6 +21,7 @@ struct RuntimeConfig {  // cudaLaunchConfig_t
 static_assert(sizeof(RuntimeConfig) == 56);
 
 thread_local std::string failed_launch;
+std::atomic<uint64_t> launches{0};
 
 std::string launch_text(const RuntimeConfig& config, cuda::Kernel kernel) {
   constexpr int kCluster = 4, kStaticShared = 1, kMaxDynamicShared = 8;
@@ -157,6 +159,7 @@ CudaModule::CudaModule(const std::string& object, const std::string& symbol)
 }
 
 void CudaModule::launch(Arguments& arguments, int32_t sm_count, cuda::Stream stream, const std::string& name) const {
+  launches.fetch_add(1, std::memory_order_relaxed);
   failed_launch.clear();
   host_function_(arguments.vector(sm_count, stream));
   if (const int32_t result = arguments.result())
@@ -203,3 +206,9 @@ cuda::Device current_device(cuda::Stream stream, int ordinal) {
 }
 
 }  // namespace jax_fa4
+
+// How often modules were launched in this process. A graph that XLA captured and replays does not count, which is how
+// tests tell that it was captured.
+extern "C" __attribute__((visibility("default"))) uint64_t jax_fa4_launch_count() {
+  return jax_fa4::launches.load(std::memory_order_relaxed);
+}

@@ -31,8 +31,10 @@ ffi::Error instantiate(ffi::Dictionary attributes) {
 ffi::Error emulate_instantiate(ffi::Dictionary attributes) {
   return guarded([&] {
     const CallSite& site = CallSite::of(attributes);
-    if (site.variants.size() != 1)
-      throw Failure(ffi::ErrorCode::kInvalidArgument, "jax_fa4: a call for the software GPU carries exactly one module");
+    if (site.variants.size() != 1 || site.ptx.empty())
+      throw Failure(ffi::ErrorCode::kFailedPrecondition,
+                    "jax_fa4: this program's " + site.kernel + " was made for CUDA devices and cannot run on the cpu; "
+                    "use backend=\"auto\", or \"emulate:<arch>\" for the software GPU");
     site.variants[0].module->emulated(site.ptx);
   });
 }

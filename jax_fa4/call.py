@@ -193,17 +193,23 @@ def _is_partitioned(context: Any) -> bool:
 
 
 def _lower_cuda(ctx, *values, call: KernelCall):
-    if call.emulated:
+    if call.emulated and _is_only_platform(ctx):
         raise Unsupported("backend 'emulate:...' runs on the cpu platform, and this program is lowered for CUDA: put "
                           "its arrays on jax.devices('cpu'), or use backend='cuda'")
     return _lower(ctx, *values, call=call)
 
 
 def _lower_cpu(ctx, *values, call: KernelCall):
-    if not call.emulated:
+    if not call.emulated and _is_only_platform(ctx):
         raise Unsupported("backend 'cuda' needs an NVIDIA GPU, and this program is lowered for the CPU: use "
                           "backend='auto' or 'xla', or 'emulate:<arch>' to run the kernel on the software GPU")
     return _lower(ctx, *values, call=call)
+
+
+def _is_only_platform(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether a program for one platform is made. In one for several, JAX lowers each branch of `platform_dependent`
+    for all of them, and the custom call itself refuses the wrong platform when a program that runs it is compiled."""
+    return len(ctx.module_context.platforms) == 1
 
 
 mlir.register_lowering(attention_p, _lower_cuda, platform="cuda")
