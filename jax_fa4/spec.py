@@ -154,7 +154,8 @@ def _check_qkv(a: Arguments) -> tuple[jax.Array, jax.Array, jax.Array, int]:
                           "Add the missing axes, for example x[None] for a single example")
         if str(value.dtype) not in DTYPES:
             raise invalid(name, f"dtype {value.dtype}", ", ".join(DTYPES), f"Convert it with {name}.astype(...)")
-        setattr(a, name, jnp.asarray(value))
+        array = jnp.asarray(value)
+        setattr(a, name, jax.lax.convert_element_type(array, array.dtype))  # without a weak type
     q, k, v = a.q, a.k, a.v
     if not q.dtype == k.dtype == v.dtype:
         raise invalid("q, k, v", f"dtypes {q.dtype}, {k.dtype}, {v.dtype}", "one dtype for all three",
