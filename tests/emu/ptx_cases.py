@@ -216,10 +216,10 @@ TILES = [  # dtype, tensor shape (C order), box (innermost first), swizzle, coor
     ("f16", (40, 64), (64, 8), "128B", (0, 8), False), ("bf16", (40, 128), (64, 32), "128B", (96, 24), False),
     ("f16", (40, 96), (32, 16), "64B", (80, -3), True), ("f32", (9, 24), (8, 8), "32B", (-4, 3), False),
     ("f32", (9, 24), (8, 8), "32B", (-4, 3), True), ("bf16", (16, 64), (16, 16), "128B", (48, 4), True),
-    ("u8", (5, 6, 32), (16, 3, 2), "none", (-8, 5, 4), False), ("u32", (300,), (64,), "none", (252,), False),
+    ("u8", (5, 6, 32), (16, 3, 2), "none", (-16, 5, 4), False), ("u32", (300,), (64,), "none", (252,), False),
     ("f32", (3, 4, 5, 16), (8, 2, 3, 2), "32B", (12, -1, 3, 2), False), ("f64", (6, 16), (8, 4), "64B", (4, 4), True),
     ("u16", (2, 3, 4, 5, 24), (16, 2, 2, 2, 2), "32B", (16, 4, -1, 2, 1), False),
-    ("s32", (8, 8), (4, 8), "none", (2, 5), False), ("u64", (8, 8), (4, 4), "32B", (6, -2), False),
+    ("s32", (8, 8), (4, 8), "none", (4, 5), False), ("u64", (8, 8), (4, 4), "32B", (6, -2), False),
 ]
 NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x7FF77FF77FF77FF7}
 
@@ -233,16 +233,21 @@ def _tile(dtype, shape, box, swizzle, coordinate, fill_nan, entry="main") -> Cas
     if entry == "reduce":
         tensor, target = (rng.standard_normal(shape).astype(np.float32).view(unsigned) for _ in range(2))
     outside = NAN.get(dtype, 0) if fill_nan else 0
+    # A store may not begin at a negative coordinate (an H200 faults), nor any copy off a multiple of 16 bytes.
+    to = [max(0, c) for c in coordinate]
+    to[0] -= to[0] % (16 // size)
     tile, after = np.full(box[::-1], outside, unsigned), target.copy()
     for index in np.ndindex(*box[::-1]):
         at = tuple(c + i for c, i in zip(coordinate[::-1], index, strict=True))
         if all(0 <= a < n for a, n in zip(at, shape, strict=True)):
             tile[index] = tensor[at]
-            after[at] = tensor[at]
-    if entry == "reduce":
-        changed = after != target
-        total = tensor.view(np.float32) + target.view(np.float32)
-        after = np.where(changed, total.view(unsigned), target)
+    for index in np.ndindex(*box[::-1]):
+        at = tuple(c + i for c, i in zip(to[::-1], index, strict=True))
+        if all(0 <= a < n for a, n in zip(at, shape, strict=True)):
+            if entry == "reduce":
+                after[at] = (tile[index].view(np.float32) + target[at].view(np.float32)).view(unsigned)
+            else:
+                after[at] = tile[index]
     row_bytes = box[0] * size  # a swizzled row takes a whole line of the swizzle
     pitch = {"none": row_bytes, "32B": 32, "64B": 64, "128B": 128}[swizzle]
     where = np.arange(tile.nbytes) // row_bytes * pitch + np.arange(tile.nbytes) % row_bytes
@@ -252,7 +257,7 @@ def _tile(dtype, shape, box, swizzle, coordinate, fill_nan, entry="main") -> Cas
     sizes, strides = shape[::-1], tensor.strides[-2::-1]
     maps = [Map(name, dtype, sizes, strides, box, swizzle, fill_nan) for name in ("tensor", "target")]
     name = f"tma_{entry}_{dtype}_{len(shape)}d_{swizzle}{'_nan' if fill_nan else ''}_{'_'.join(map(str, coordinate))}"
-    coordinates = np.array([*coordinate, 0, 0, 0, 0][:5], np.int32).view(np.uint8)
+    coordinates = np.array([*coordinate, 0, 0, 0, 0][:5] + [*to, 0, 0, 0, 0][:5], np.int32).view(np.uint8)
     return Case(name, _file("tma"), {"tensor": tensor, "target": target, "results": np.zeros_like(results)},
                 (*maps, "results", np.uint32(tile.nbytes), np.uint32(extent), coordinates),
                 {"results": results, "target": after},

@@ -185,7 +185,7 @@ def test_a_try_wait_that_nobody_answers_gives_up_once():
         ("st.shared.b32 [r10+2], r20;", "not aligned to 4 bytes"),
         ("st.global.b32 [d0+4096], r20;", "4096 bytes into an array of 128 bytes"),
         ("ld.global.b64 d3, [d0+4];", "not aligned to 8 bytes"),
-        ("setmaxnreg.inc.sync.aligned.u32 24;", "setmaxnreg.inc to 24, the warp has 256"),
+        ("setmaxnreg.dec.sync.aligned.u32 64; setmaxnreg.inc.sync.aligned.u32 24;", "inc to 24, the warp has 64"),
         ("trap;", "executed a trap"),
         ("mapa.shared::cluster.u32 r3, r10, 1; st.shared::cluster.b32 [r3], r20;", "names CTA 1 of a cluster of 1"),
     ],
@@ -234,6 +234,26 @@ def test_damaged_objects_are_refused():
     for data in (b"x", b"\x7fELF" + bytes(60), b"\x7fELF\x02\x01\x01" + bytes(200)):
         with pytest.raises(emulator.EmulationError, match="host object"):
             emulator.load(data, text, "f")
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_cta_must_not_end_before_its_shared_memory_has_been_read(wait):
+    body = """
+    mov.u32 r10, smem; mov.u32 r1, %tid.x; shl.b32 r2, r1, 2; add.u32 r2, r2, r10; st.shared.b32 [r2], r1;
+    fence.proxy.async.shared::cta; bar.sync 0; elect.sync r3|p1, -1; @!p1 ret;
+    cp.async.bulk.global.shared::cta.bulk_group [d0], [r10], 128; cp.async.bulk.commit_group;
+    """ + ("cp.async.bulk.wait_group.read 0;" if wait else "")
+    failures = 0
+    for seed in range(10):
+        out = np.zeros(32, np.uint32)
+        try:
+            launch(ptx(body + "ret;", prologue=DYNAMIC), out, shared=128, strict=True, seed=seed)
+        except emulator.EmulationError as error:
+            assert "may end before its shared memory has been read" in str(error)
+            failures += 1
+        else:
+            np.testing.assert_array_equal(out, np.arange(32))
+    assert (failures == 0) == wait
 
 
 # ---- seeds and threads -------------------------------------------------------------------------------------------------

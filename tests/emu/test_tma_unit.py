@@ -58,7 +58,7 @@ CASES = [
     ("f16", (40, 64), (64, 8), "128B", (0, 0)), ("f16", (40, 64), (64, 16), "128B", (8, 32)),
     ("bf16", (40, 96), (32, 8), "64B", (80, -3)), ("f16", (16, 64), (16, 6), "128B", (8, 5)),
     ("f32", (9, 24), (8, 8), "32B", (-4, 3)),
-    ("u8", (5, 6, 32), (16, 3, 2), "none", (-8, 5, 4)), ("f32", (3, 4, 5, 16), (8, 2, 3, 2), "32B", (12, -1, 3, 2)),
+    ("u8", (5, 6, 32), (16, 3, 2), "none", (-16, 5, 4)), ("f32", (3, 4, 5, 16), (8, 2, 3, 2), "32B", (12, -1, 3, 2)),
     ("u16", (2, 3, 4, 5, 24), (16, 2, 2, 2, 2), "32B", (16, 4, -1, 2, 1)), ("f64", (64,), (32,), "none", (48,)),
 ]
 NUMPY = {"u8": np.uint8, "u16": np.uint16, "f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
@@ -87,7 +87,8 @@ def test_tile_load_and_store(dtype, shape, box, swizzle, coordinate, fill_nan):
     untouched[where] = False
     assert (shared[untouched] == 0xA5).all()
 
-    # Back: only elements inside the tensor are written.
+    # Back: only elements inside the tensor are written. A store may not begin before it.
+    coordinate = tuple(max(0, x) for x in coordinate)
     values = rng.integers(0, 2**min(8 * size, 63), int(np.prod(box))).astype(NUMPY[dtype])
     shared[where] = values.view(np.uint8)
     before = tensor.copy()
@@ -121,6 +122,11 @@ def test_refusals():
         damaged[change[0]] |= np.uint32(change[1])
         with pytest.raises(units.UnitError, match=message):
             units.tile(damaged, (0, 0), 0, shared)
+    with pytest.raises(units.UnitError, match="begin at a multiple of 16 bytes"):
+        units.tile(words, (4, 0), 0, shared)
+    units.tile(words, (-8, -1), 0, shared)
+    with pytest.raises(units.UnitError, match="may not begin before 0"):
+        units.tile(words, (0, -1), 0, shared, store=True)
     with pytest.raises(units.UnitError, match="3D instruction with a tensor map of rank 2"):
         units.tile(words, (0, 0, 0), 0, shared)
     with pytest.raises(units.UnitError, match="not a multiple of 128"):

@@ -139,7 +139,7 @@ const char* unit_tile(const uint8_t* map, int rank, const int32_t* coordinate, u
   return guarded([&] {
     TileCopy copy{map, static_cast<uint8_t>(rank), {}, shared_address};
     std::memcpy(copy.coordinate, coordinate, rank * sizeof(int32_t));
-    tile_check(copy);
+    tile_check(copy, store != 0);
     *tile = tile_bytes(map);
     const SharedView view{shared, bytes, nullptr};
     if (store)

@@ -27,7 +27,7 @@ TileCopy make_tile(Warp& w, const CopyForm& f, const AddressForm& map, int lane,
   tile.rank = f.rank;
   for (int i = 0; i < 5; ++i) tile.coordinate[i] = i < f.rank ? static_cast<int32_t>(w.words(f.coordinates[i])[lane]) : 0;
   tile.shared = Cluster::offset_of(shared);
-  tile_check(tile);
+  tile_check(tile, !f.to_shared);
   return tile;
 }
 
@@ -96,7 +96,7 @@ Status execute_bulk(Warp& w, const Inst& in, Mask m) {
     if (!groups.open) groups.open = std::make_shared<BulkGroup>();
     const auto begin = [&](StoreOperation& operation) {
       operation.group = groups.open;
-      operation.source = w.cta.shared;
+      operation.source_cta = &w.cta;
       ++groups.open->reads;
       ++groups.open->writes;
     };

@@ -90,7 +90,7 @@ struct TileCopy {
 };
 uint32_t tile_bytes(const uint8_t* map);         // what complete_tx counts: the elements of a whole box
 uint32_t tile_shared_bytes(const uint8_t* map);  // extent in shared memory, where swizzled rows take whole lines
-void tile_check(const TileCopy&);         // rank, alignment, fields: at issue; throws
+void tile_check(const TileCopy&, bool store);    // rank, alignment, coordinates, fields: at issue; throws
 // Global to shared (all destinations, for multicast). Out-of-bounds elements are filled and count as bytes.
 void tile_load(const TileCopy&, const GlobalView&, const SharedView* destinations, int destination_count);
 // Shared to global, clipped; or reduced into global memory.
