@@ -8,6 +8,11 @@ for flag, value in (("xla_force_host_platform_device_count", 8), ("xla_backend_o
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}={value}"
 
+# The CUDA plug-in is installed for a test that compiles for GPUs; without a GPU it must not try to start one.
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+if not os.path.exists("/dev/nvidia0"):
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 import jax
 import pytest
 
