@@ -149,8 +149,8 @@ def result_of(context: Context, work, tile, row):
     return (q_row, head, work.batch), q_row < context.memory.lse.shape[0]
 
 
-# Tensor memory: the slots of S, then the tiles' O. P takes the upper half of its slot's columns, two 16-bit elements to a
-# column; S has been read by then.
+# Tensor memory: the slots of S, then the tiles' O. P takes the upper half of its slot's columns, two 16-bit elements to
+# a column; S has been read by then.
 
 
 def _accumulator(context: Context, product: cute.TiledMma, shape, column):
@@ -192,7 +192,7 @@ def storage_type(plan: ForwardPlan, dtype, layouts):
     Storage.__annotations__ = {
         "q": cute.struct.MemRange[cutlass.Int64, 2 * tiles],
         "kv": cute.struct.MemRange[cutlass.Int64, 2 * stages],
-        **{name: barrier for name in BARRIER_NAMES},
+        **dict.fromkeys(BARRIER_NAMES, barrier),
         "tmem_address": cutlass.Int32,
         "scale": statistics,
         "inverse": statistics,

@@ -147,8 +147,9 @@ def _shared_vector(context: Context, tile: int, row, column: int) -> cute.Tensor
     key = (row_bytes >> shift) & (((1 << bits) - 1) << base)
     within = column_bytes & (((1 << bits) - 1) << base)
     offset = row_bytes + (key ^ within) + (column_bytes - within)
-    plain = cute.make_ptr(context.dtype, context.shared.o.iterator.toint() + offset, cute.AddressSpace.smem, assumed_align=16)
-    return cute.make_tensor(plain, cute.make_layout(_VECTOR))
+    address = context.shared.o.iterator.toint() + offset
+    vector = cute.make_ptr(context.dtype, address, cute.AddressSpace.smem, assumed_align=2 * _VECTOR)
+    return cute.make_tensor(vector, cute.make_layout(_VECTOR))
 
 
 def _coordinates(columns: int):

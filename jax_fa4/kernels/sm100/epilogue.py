@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.sm100.context import Context, arrive_warp
+from jax_fa4.kernels.sm100.context import Context
 from jax_fa4.kernels.sm100.plans import BLOCK_Q
 
 

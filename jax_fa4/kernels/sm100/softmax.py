@@ -159,19 +159,48 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
         s_scale[slot, place.row] = rescale
         cute.arch.barrier_arrive(barrier_id=SCALE_BARRIER + slot * 4 + place.warp, number_of_threads=64)
 
+    # Rounding max * scale_log2 would move the largest P off 1; beyond _LARGE that shows, and it pays to subtract first.
+    bias = base * -scale_log2
+    exponent = _Exponent(scale_log2, base, bias)
+    total = row_sum * rescale
+    if cute.arch.vote_any_sync(cute.arch.fmax(bias, -bias) > _LARGE):
+        total = _probabilities(context, slot, r_scores, (store, t_probabilities), exponent, total, True, (0, 0, 0, 0))
+    else:
+        on_fma = (0, 0, 0, 0) if masked else plan.exp2_on_fma
+        total = _probabilities(context, slot, r_scores, (store, t_probabilities), exponent, total, False, on_fma)
+    return new_max, total
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exponent:
+    """P = 2 ** (scale_log2 * x + bias), or 2 ** (scale_log2 * (x - base)): the same but for rounding."""
+
+    scale_log2: float
+    base: Float32
+    bias: Float32
+
+
+@cute.jit
+def _probabilities(
+    context: Context,
+    slot,
+    r_scores,
+    target,
+    exponent: _Exponent,
+    total,
+    subtract_first: cutlass.Constexpr,
+    on_fma: cutlass.Constexpr,
+):
+    """Stores P, in 16 bits, by (copy, place) `target`, and lets mma have it; returns `total` plus the row's sum of P."""
+    barriers = context.barriers
+    store, t_probabilities = target
     r_store = cute.make_rmem_tensor(store.partition_S(_coordinates(BLOCK_K // 2)).shape, Float32)
     r_p = cute.make_tensor(cute.recast_ptr(r_store.iterator, dtype=context.dtype), cute.make_layout((_PART, _PARTS)))
     parts = cute.make_tensor(r_scores.iterator, cute.make_layout((_PART, _PARTS)))
-    bias = base * -scale_log2
-    if cute.arch.vote_any_sync(cute.arch.fmax(bias, -bias) > _LARGE):
-        # Rounding max * scale_log2 would move the largest P off 1: subtract first, which is exact near the maximum.
-        _shift(values, -base)
-        bias = Float32(0.0)
     # The sum trails by a part: it fills the issue slots between the next part's exponentials.
-    sums = [(row_sum * rescale, Float32(0.0))]
+    sums = [(total, Float32(0.0))]
     for part in cutlass.range_constexpr(_PARTS):
-        on_fma = 0 if masked else plan.exp2_on_fma[part]
-        _exponentials(parts[None, part], scale_log2, bias, on_fma)
+        _exponentials(parts[None, part], exponent, subtract_first, on_fma[part])
         if cutlass.const_expr(part > 0):
             sums = _add(sums, parts[None, part - 1])
         r_p[None, part].store(parts[None, part].load().to(context.dtype))
@@ -181,7 +210,7 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
             arrive_warp(barriers.p_full, slot)
     finish_tmem_stores()
     arrive_warp(barriers.p_tail, slot)
-    return new_max, _total(_add(sums, parts[None, _PARTS - 1]))
+    return _total(_add(sums, parts[None, _PARTS - 1]))
 
 
 def _coordinates(columns: int):
@@ -239,16 +268,18 @@ def _bits_below(count: Int32) -> Uint32:
 
 def _maximum(values) -> Float32:
     """The largest of a row's values, in four chains."""
-    chains = [values[0, i] for i in range(_CHAINS)]
-    for i in range(_CHAINS, BLOCK_K):
-        chains[i % _CHAINS] = cute.arch.fmax(chains[i % _CHAINS], values[0, i])
-    return cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
+    chains = [_max3(*(values[0, 3 * i + j] for j in range(3))) for i in range(_CHAINS)]
+    first = 3 * _CHAINS
+    for i in range(first, BLOCK_K, 2):
+        chain = (i - first) // 2 % _CHAINS
+        chains[chain] = _max3(chains[chain], values[0, i], values[0, i + 1])
+    return cute.arch.fmax(chains[3], _max3(*chains[:3]))
 
 
-def _shift(values, amount: Float32) -> None:
-    for i in range(0, BLOCK_K, 2):
-        pair = (values[0, i], values[0, i + 1])
-        values[0, i], values[0, i + 1] = cute.arch.add_packed_f32x2(pair, (amount, amount))
+def _max3(a: Float32, b: Float32, c: Float32) -> Float32:
+    return cute.arch.inline_ptx(
+        "max.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
+    )
 
 
 def _add(sums: list, part) -> list:
@@ -269,13 +300,16 @@ def _total(sums: list) -> Float32:
     return low + high
 
 
-def _exponentials(part, scale_log2: float, bias: Float32, pairs_on_fma: int) -> None:
-    """2 ** (scale_log2 * x + bias) in place; so many pairs of the part on FMA units, evenly spread."""
+def _exponentials(part, exponent: _Exponent, subtract_first: bool, pairs_on_fma: int) -> None:
+    """P of a part, in place; so many of its pairs on FMA units, evenly spread."""
     pairs = cute.size(part) // 2
+    scale, base, bias = ((Float32(x),) * 2 for x in (exponent.scale_log2, -exponent.base, exponent.bias))
     for i in range(pairs):
-        x = cute.arch.fma_packed_f32x2(
-            (part[2 * i], part[2 * i + 1]), (Float32(scale_log2), Float32(scale_log2)), (bias, bias)
-        )
+        x = (part[2 * i], part[2 * i + 1])
+        if subtract_first:
+            x = cute.arch.mul_packed_f32x2(cute.arch.add_packed_f32x2(x, base), scale)
+        else:
+            x = cute.arch.fma_packed_f32x2(x, scale, bias)
         emulated = (i + 1) * pairs_on_fma // pairs > i * pairs_on_fma // pairs
         part[2 * i], part[2 * i + 1] = _exp2_on_fma(x) if emulated else (exp2(x[0]), exp2(x[1]))
 
