@@ -24,7 +24,7 @@ void decode_bra(Builder& b) {
 }
 
 Status execute_exit(Warp& w, const Inst&, Mask m) {
-  w.cta.cluster.threads_exited(static_cast<uint32_t>(std::popcount(m)));
+  w.cta.cluster.threads_exited(w.cta, static_cast<uint32_t>(std::popcount(m)));
   return w.exit_lanes(m);
 }
 void decode_exit(Builder& b) {

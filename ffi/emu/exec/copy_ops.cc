@@ -35,6 +35,8 @@ void BulkLoad::write(Cluster& cluster) {
 bool StoreOperation::step(Cluster& cluster) {
   switch (stage_) {
     case kRead:
+      if (cluster.launch.options.strict && source_cta->live_threads == 0)
+        throw fail("strict: bulk store: CTA %u of the cluster may end before its shared memory has been read", source_cta->rank);
       read(cluster);
       --group->reads;
       stage_ = kWrite;
@@ -58,7 +60,7 @@ bool StoreOperation::step(Cluster& cluster) {
 void TileStore::read(Cluster&) {
   const uint32_t bytes = tile_shared_bytes(tile.map), low = tile.shared % kSwizzlePeriod;
   copy_.reset(new uint8_t[low + bytes]);
-  std::memcpy(copy_.get() + low, source.read(tile.shared, bytes, Proxy::kAsync), bytes);
+  std::memcpy(copy_.get() + low, source_cta->shared.read(tile.shared, bytes, Proxy::kAsync), bytes);
   view_ = SharedView{copy_.get(), low + bytes, nullptr};
   tile.shared = low;
 }
@@ -69,7 +71,7 @@ void TileStore::write(Cluster& cluster) {
 }
 
 void BulkStore::read(Cluster&) {
-  const uint8_t* from = source.read(shared, bytes, Proxy::kAsync);
+  const uint8_t* from = source_cta->shared.read(shared, bytes, Proxy::kAsync);
   copy_.assign(from, from + bytes);
 }
 void BulkStore::write(Cluster& cluster) {

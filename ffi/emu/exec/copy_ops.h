@@ -61,7 +61,7 @@ class BulkLoad final : public LoadOperation {  // global or shared memory to sha
 class StoreOperation : public Operation {
  public:
   std::shared_ptr<BulkGroup> group;
-  SharedView source;
+  const Cta* source_cta = nullptr;
   bool step(Cluster& cluster) override;
 
  protected:

@@ -227,22 +227,31 @@ void decode_min_max(Builder& b) {
 }
 
 template <bool kAbs>
+constexpr auto bf16_sign = [](uint16_t a) {
+  return static_cast<uint16_t>((a & 0x7fff) > 0x7f80 ? 0x7fff : kAbs ? a & 0x7fff : a ^ 0x8000);
+};
+template <bool kAbs>
+constexpr auto bf16x2_sign = [](uint32_t a) {
+  return bf16_sign<kAbs>(static_cast<uint16_t>(a)) | uint32_t{bf16_sign<kAbs>(static_cast<uint16_t>(a >> 16))} << 16;
+};
+
+// The sign of a NaN does not survive in f32 and bf16, where real parts compute an addition; f16 and f64 change the bit.
+template <bool kAbs>
 void decode_sign(Builder& b) {
   const bool ftz = b.take("ftz");
   const Type type = b.take_type();
-  constexpr auto f32 = [](uint32_t a) { return kAbs ? a & 0x7fffffffu : a ^ 0x80000000u; };
-  constexpr auto f32_flush = [](uint32_t a) {
-    a = a & 0x7f800000u ? a : a & 0x80000000u;
-    return kAbs ? a & 0x7fffffffu : a ^ 0x80000000u;
-  };
+  constexpr auto f32 = [](float a) { return canonical(kAbs ? std::fabs(a) : -a); };
+  constexpr auto f32_flush = [](float a) { return canonical(kAbs ? std::fabs(flush(a)) : -flush(a)); };
   constexpr auto f64 = [](uint64_t a) { return kAbs ? a & ~(uint64_t{1} << 63) : a ^ uint64_t{1} << 63; };
-  constexpr auto half = [](uint16_t a) { return static_cast<uint16_t>(kAbs ? a & 0x7fff : a ^ 0x8000); };
-  constexpr auto packed = [](uint32_t a) { return kAbs ? a & 0x7fff7fffu : a ^ 0x80008000u; };
+  constexpr auto f16 = [](uint16_t a) { return static_cast<uint16_t>(kAbs ? a & 0x7fff : a ^ 0x8000); };
+  constexpr auto f16x2 = [](uint32_t a) { return kAbs ? a & 0x7fff7fffu : a ^ 0x80008000u; };
   Execute e = nullptr;
-  if (type == Type::kF32) e = ftz ? unary<uint32_t, uint32_t, f32_flush> : unary<uint32_t, uint32_t, f32>;
+  if (type == Type::kF32) e = ftz ? unary<float, float, f32_flush> : unary<float, float, f32>;
   if (type == Type::kF64) e = unary<uint64_t, uint64_t, f64>;
-  if (type == Type::kF16 || type == Type::kBf16) e = unary<uint16_t, uint16_t, half>;
-  if (type == Type::kF16x2 || type == Type::kBf16x2) e = unary<uint32_t, uint32_t, packed>;
+  if (type == Type::kF16) e = unary<uint16_t, uint16_t, f16>;
+  if (type == Type::kF16x2) e = unary<uint32_t, uint32_t, f16x2>;
+  if (type == Type::kBf16) e = unary<uint16_t, uint16_t, bf16_sign<kAbs>>;
+  if (type == Type::kBf16x2) e = unary<uint32_t, uint32_t, bf16x2_sign<kAbs>>;
   decode_same(b, e, Unit::kAlu, type, 1);
 }
 

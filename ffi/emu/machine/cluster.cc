@@ -58,17 +58,21 @@ Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
         const Dim3 at{cluster_index.x * shape.x + x, cluster_index.y * shape.y + y, cluster_index.z * shape.z + z};
         ctas.push_back(std::make_unique<Cta>(*this, static_cast<uint32_t>(ctas.size()), at));
       }
-  for (auto& cta : ctas)
+  for (auto& cta : ctas) {
     for (auto& warp : cta->warps) {
       warps_.push_back(warp.get());
-      live_threads += static_cast<uint32_t>(__builtin_popcount(warp->live()));
+      cta->live_threads += static_cast<uint32_t>(__builtin_popcount(warp->live()));
     }
+    live_threads += cta->live_threads;
+  }
 }
 
 SharedView& Cluster::shared_of(uint32_t address, const char* what) {
   const uint32_t rank = address >> 24;
   if (rank >= ctas.size())
     throw fail("%s: shared address 0x%08x names CTA %u of a cluster of %zu", what, address, rank, ctas.size());
+  if (launch.options.strict && ctas[rank]->live_threads == 0)
+    throw fail("strict: %s: shared address 0x%08x, but CTA %u of the cluster has ended", what, address, rank);
   return ctas[rank]->shared;
 }
 
@@ -80,7 +84,8 @@ void Cluster::cluster_arrive(uint32_t threads) {
   ++barrier_generation;
 }
 
-void Cluster::threads_exited(uint32_t threads) {
+void Cluster::threads_exited(Cta& cta, uint32_t threads) {
+  cta.live_threads -= threads;
   live_threads -= threads;
   event();
   if (live_threads && barrier_arrived >= live_threads) {

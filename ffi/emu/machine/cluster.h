@@ -43,6 +43,7 @@ class Cta {
   SharedView shared;
   std::unique_ptr<TensorMemory> tensor;  // made by the first tcgen05.alloc
   NamedBarrier named[16];
+  uint32_t live_threads = 0;             // that have not exited; its shared memory ends with the last
   uint32_t registers_free = 0;           // that setmaxnreg.inc may take
   Warpgroup warpgroups[8];
   int tensor_queue = -1;                 // of tcgen05.mma, cp and commit
@@ -85,7 +86,7 @@ class Cluster {
   uint64_t barrier_generation = 0;
   uint32_t live_threads = 0;
   void cluster_arrive(uint32_t threads);
-  void threads_exited(uint32_t threads);
+  void threads_exited(Cta& cta, uint32_t threads);
 
  private:
   bool schedule();
