@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from . import masks, scores
 from .masks import RUNTIME, Geometry
 from .operands import Operands, geometry, tile
 from .spec import AttentionSpec
-from .varying import match_varying, zeros_like_type
+from .varying import match_varying, spec_of, with_auto_axes, zeros_like_type
 
 TILE_BYTES = 1 << 20
 """Aim for a tile of scores over all examples and heads, in float32: small enough for a CPU's cache."""
@@ -53,7 +54,9 @@ def forward(spec: AttentionSpec, operands: Operands) -> tuple[jax.Array, jax.Arr
       o [B, S, H, E] in spec.out_dtype, and LSE [B, H, S] in spec.compute_dtype: natural logarithm, with the sink; -inf
       for rows without keys (the sink where there is one).
     """
-    return _forward(spec, match_varying(operands))
+    batch, rows, heads, _ = spec_of(operands.q)
+    specs = PartitionSpec(batch, rows, heads), PartitionSpec(batch, heads, rows)
+    return with_auto_axes(functools.partial(_forward, spec), specs)(match_varying(operands))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -69,7 +72,9 @@ def backward(
       delta: [B, H, S], rowsum(o * do) - dlse, in spec.compute_dtype.
       do: [B, S, H, E], cotangent of o.
     """
-    return _backward(spec, *match_varying((operands, lse, delta, do)))
+    arrays = match_varying((operands, lse, delta, do))
+    specs = jax.tree.map(spec_of, Gradients(operands.q, operands.k, operands.v, operands.bias, _learned(operands)))
+    return with_auto_axes(functools.partial(_backward, spec), specs)(*arrays)
 
 
 @dataclass(frozen=True)
@@ -279,7 +284,7 @@ def _forward(spec: AttentionSpec, operands: Operands) -> tuple[jax.Array, jax.Ar
 
 def _backward(spec: AttentionSpec, operands: Operands, lse: jax.Array, delta: jax.Array, do: jax.Array) -> Gradients:
     rows, columns = operands.q.shape[1], operands.k.shape[1]
-    learned = tuple(x if jnp.issubdtype(x.dtype, jnp.floating) else None for x in operands.score_operands)
+    learned = _learned(operands)
     if 0 in (*operands.q.shape[:3], columns):
         zeros = jax.tree.map(jnp.zeros_like, (operands.q, operands.k, operands.v))
         rest = jax.tree.map(jnp.zeros_like, (operands.bias, learned))
@@ -323,6 +328,11 @@ def _backward(spec: AttentionSpec, operands: Operands, lse: jax.Array, delta: ja
         call.from_q_blocks(dq, rows).astype(spec.out_dtype), call.from_k_blocks(dk, columns).astype(spec.out_dtype),
         call.from_k_blocks(dv, columns).astype(spec.out_dtype), dbias,
         jax.tree.map(lambda d, x: d.astype(x.dtype), dlearned, learned))
+
+
+def _learned(operands: Operands) -> tuple[jax.Array | None, ...]:
+    """The score operands that have a gradient; None in place of the others."""
+    return tuple(x if jnp.issubdtype(x.dtype, jnp.floating) else None for x in operands.score_operands)
 
 
 def _add_tile(dbias: jax.Array, part: jax.Array, at: scores.Tile) -> jax.Array:

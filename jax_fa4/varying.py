@@ -1,9 +1,14 @@
-"""Values inside `jax.shard_map`: arrays that take part in one computation must vary over the same mesh axes."""
+"""Types with meshes in them: `jax.shard_map` with `check_vma`, and meshes with Explicit axes.
 
+Inside shard_map, arrays that take part in one computation must vary over the same mesh axes.
+"""
+
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 Tree = TypeVar("Tree")
 
@@ -28,3 +33,21 @@ def zeros_like_type(like: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.
     """Zeros of a shape and dtype that vary over the mesh axes of `like`, to start a loop's carry."""
     zeros, axes = jnp.zeros(shape, dtype), jax.typeof(like).manual_axis_type.varying
     return jax.lax.pcast(zeros, tuple(sorted(axes)), to="varying") if axes else zeros
+
+
+def with_auto_axes(function: Callable, out_specs: Any) -> Callable:
+    """The function with Explicit mesh axes made Auto inside, so that XLA partitions it.
+
+    Args:
+      function: of arrays.
+      out_specs: PartitionSpecs of its results, which are their types where axes are Explicit.
+    """
+    if not jax.sharding.get_abstract_mesh().explicit_axes:
+        return function
+    return jax.sharding.auto_axes(function, out_sharding=out_specs)
+
+
+def spec_of(x: jax.Array) -> PartitionSpec:
+    """How an array's axes lie on Explicit mesh axes, with an entry for each axis."""
+    spec = jax.typeof(x).sharding.spec
+    return PartitionSpec(*spec, *(None,) * (x.ndim - len(spec)))
