@@ -77,6 +77,16 @@ class BlockOrder:
         """Full block i."""
         return self.full_end - 1 - i
 
+    @property
+    def masked_steps(self) -> Int32:
+        """Masked steps after the first one."""
+        return self.masked_count - 1 + self.lead
+
+    @property
+    def full_steps(self) -> Int32:
+        """Full steps after the first one and the masked ones."""
+        return self.full_count - self.lead
+
     def block(self, step: Int32) -> Int32:
         """The block of step 0, 1, ..., count - 1."""
         lead, masked_count = self.lead, self.masked_count

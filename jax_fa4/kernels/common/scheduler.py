@@ -81,38 +81,57 @@ def next_number(schedule: TileSchedule, number: Int32, counter: Any):
 
 
 @dataclasses.dataclass(frozen=True)
-class TileQueue:
-    """Announces tiles from the producer warp to the consumers: ring of three words (block, head, example) a slot."""
+class Work:
+    """A tile and how many KV blocks it visits after the first one: with the element mask, then without."""
+
+    tile: Tile
+    masked_steps: Int32
+    full_steps: Int32
+
+
+WORK_WORDS = 5
+
+
+def end_of_work() -> Work:
+    """What follows the last tile."""
+    return Work(Tile(Int32(-1), Int32(0), Int32(0)), Int32(0), Int32(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkQueue:
+    """Announces work from the producer warp to the consumers: a ring of slots of `WORK_WORDS` words."""
 
     words: cute.Tensor
     ring: Any
 
 
-def tile_queue(barriers: cute.Pointer, words: cute.Tensor, consumer_warps: int) -> TileQueue:
-    """A queue with as many slots as `words` (3, slots) has."""
-    return TileQueue(words, pipelines.thread_pipeline(barriers, cute.size(words, mode=[1]), 32, consumer_warps))
+def work_queue(barriers: cute.Pointer, words: cute.Tensor, consumer_warps: int) -> WorkQueue:
+    """A queue with as many slots as `words` (WORK_WORDS, slots) has."""
+    return WorkQueue(words, pipelines.thread_pipeline(barriers, cute.size(words, mode=[1]), 32, consumer_warps))
 
 
 @cute.jit
-def announce(queue: TileQueue, state, tile: Tile):
-    """Tells the consumers of a tile; called by the whole producer warp. Returns the next slot's state."""
+def announce(queue: WorkQueue, state, work: Work):
+    """Tells the consumers; called by the whole producer warp. Returns the next slot's state."""
     queue.ring.producer_acquire(state)
     if cute.arch.lane_idx() == 0:
-        queue.words[0, state.index] = tile.q_block
-        queue.words[1, state.index] = tile.head
-        queue.words[2, state.index] = tile.batch
+        queue.words[0, state.index] = work.tile.q_block
+        queue.words[1, state.index] = work.tile.head
+        queue.words[2, state.index] = work.tile.batch
+        queue.words[3, state.index] = work.masked_steps
+        queue.words[4, state.index] = work.full_steps
     queue.ring.producer_commit(state)
     state.advance()
     return state
 
 
 @cute.jit
-def receive(queue: TileQueue, state):
-    """The next tile, for a consumer warp. Returns it and the next slot's state."""
+def receive(queue: WorkQueue, state):
+    """The next work, for a consumer warp. Returns it and the next slot's state."""
     queue.ring.consumer_wait(state)
-    tile = Tile(*(queue.words[i, state.index] for i in range(3)))
+    words = tuple(queue.words[i, state.index] for i in range(WORK_WORDS))
     cute.arch.sync_warp()
     if cute.arch.lane_idx() == 0:
         queue.ring.consumer_release(state)
     state.advance()
-    return tile, state
+    return Work(Tile(*words[:3]), *words[3:]), state

@@ -72,59 +72,58 @@ def run(kernel, products, shared, g, dims, schedule):
     )
     scores = cute.make_rmem_tensor(scores_slice.partition_shape_C((plan.block_q, plan.block_k)), Float32)
     statistics = softmax.OnlineSoftmax(2, 4, kernel.scale_log2, kernel.strategy)
-    turns = pipelines.Turns(plan.warpgroups if plan.take_turns else 1)
+    turns = pipelines.Turns(1 if plan.turns == "none" else plan.warpgroups)
     turns.begin(group)
     work = Work(kernel, products, shared, operand, scores, lane, statistics, turns, g, dims)
 
     state = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, n) for n in (plan.q_stages, plan.stages)]
     q_state, kv_state = state
-    tile_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, load.TILE_SLOTS)
-    tile, tile_state = scheduler.receive(shared.tiles, tile_state)
-    _begin(work, tile, q_state, kv_state)
-    while tile.q_block >= 0:
-        tile, tile_state, q_state, kv_state = _tile(work, tile, tile_state, q_state, kv_state)
+    queue_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, load.QUEUE_SLOTS)
+    todo, queue_state = scheduler.receive(shared.work, queue_state)
+    _begin(work, todo, q_state, kv_state)
+    while todo.tile.q_block >= 0:
+        todo, queue_state, q_state, kv_state = _tile(work, todo, queue_state, q_state, kv_state)
 
 
 @cute.jit
-def _begin(work, tile, q_state, kv_state):
+def _begin(work, todo, q_state, kv_state):
     """Issues the scores of a tile's first block, if there is a tile.
 
     Without one the product runs too, on what the buffers happen to hold, and nobody looks at it: products stay outside
     of control flow, where the assembler would make them wait for each other.
     """
-    if tile.q_block >= 0:
+    if todo.tile.q_block >= 0:
         work.shared.q_pipeline.consumer_wait(q_state)
         work.shared.k_pipeline.consumer_wait(kv_state)
     _issue_scores(work, q_state, kv_state)
 
 
 @cute.jit
-def _tile(work, tile, tile_state, q_state, kv_state):
-    """One tile, whose first scores are under way; returns the next tile and the states of its first buffers."""
-    spec, plan = work.kernel.spec, work.kernel.plan
+def _tile(work, todo, queue_state, q_state, kv_state):
+    """One tile, whose first scores are under way; returns the next work and the states of its first buffers."""
+    spec, plan, tile = work.kernel.spec, work.kernel.plan, todo.tile
     geometry = sequence.geometry(spec, work.g, work.dims, tile.batch)
-    order = mask.block_order(spec.mask, tile.q_block, plan.block_positions, plan.block_k, geometry)
     packed = tuple(tile.q_block * plan.block_q + work.lane.row + step for step in (0, 8))
     rows = tuple(row // plan.packed_heads for row in packed)
     heads = tuple(tile.head * plan.packed_heads + row % plan.packed_heads for row in packed)
     element_mask = sequence.element_mask(spec, work.g, tile.batch, rows, geometry)
     block = Block(work, tile, q_state, geometry, rows, heads, element_mask)
 
-    ready = _first(block, kv_state, order.block(Int32(0)))
-    for i in cutlass.range(1 - order.lead, order.masked_count, unroll=1):
-        kv_state, ready = _step(block, kv_state, ready, order.masked(i), True)
-    for i in cutlass.range(order.lead, order.full_count, unroll=1):
-        kv_state, ready = _step(block, kv_state, ready, order.full(i), False)
+    ready = _first(block, kv_state)
+    for _ in cutlass.range(todo.masked_steps, unroll=1):
+        kv_state, ready = _step(block, kv_state, ready, True)
+    for _ in cutlass.range(todo.full_steps, unroll=1):
+        kv_state, ready = _step(block, kv_state, ready, False)
     work.shared.q_pipeline.consumer_release(q_state)
     q_state.advance()
-    next_tile, tile_state = scheduler.receive(work.shared.tiles, tile_state)
+    following, queue_state = scheduler.receive(work.shared.work, queue_state)
 
     last = kv_state.clone()
     kv_state.advance()
     work.shared.v_pipeline.consumer_wait(last)
     _issue_output(work, last)
     if cutlass.const_expr(plan.q_stages > 1):  # the next tile's Q is there: its first scores run under this epilogue
-        _begin(work, next_tile, q_state, kv_state)
+        _begin(work, following, q_state, kv_state)
         warpgroup.wait_group(1)
         work.shared.v_pipeline.consumer_release(last)
         epilogue.run(block)
@@ -132,8 +131,8 @@ def _tile(work, tile, tile_state, q_state, kv_state):
         warpgroup.wait_group(0)
         work.shared.v_pipeline.consumer_release(last)
         epilogue.run(block)
-        _begin(work, next_tile, q_state, kv_state)
-    return next_tile, tile_state, q_state, kv_state
+        _begin(work, following, q_state, kv_state)
+    return following, queue_state, q_state, kv_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,17 +196,26 @@ def _packed_rows(p: cute.Tensor, dtype) -> softmax.PackedRows:
     return softmax.PackedRows(cute.make_tensor(words.iterator, layout), dtype)
 
 
-def _first(block, state, kv_block):
+def _first(block, state):
     """The first block, whose scores are under way: no P yet, nothing to rescale."""
     work = block.work
     warpgroup.wait_group(0)
+    kv_block = work.shared.blocks[state.index]
     work.shared.k_pipeline.consumer_release(state)
     ready = _look_ahead(work, state)
     work.statistics.reset()
     work.operand.o.fill(0.0)
+    _turn(work, "tiles", work.turns.wait)
     work.statistics.step(_scores_fragment(block, kv_block, True), True)
+    _turn(work, "tiles", work.turns.pass_on)
     softmax.convert_pairs(work.scores, work.operand.p)
     return ready
+
+
+def _turn(work, of: str, action) -> None:
+    """Waits for this warpgroup's turn or passes it on, if the plan has turns of this kind."""
+    if work.kernel.plan.turns == of:
+        action(work.lane.warpgroup)
 
 
 def _look_ahead(work, state):
@@ -217,7 +225,7 @@ def _look_ahead(work, state):
     return pipelines.is_full(work.shared.k_pipeline, following), pipelines.is_full(work.shared.v_pipeline, state)
 
 
-def _step(block, state, ready, kv_block, masked: bool):
+def _step(block, state, ready, masked: bool):
     """Another block, with the previous block's P in registers.
 
     `ready` says which of its buffers are known to be full. Returns the state of the block's buffers and the next `ready`.
@@ -226,12 +234,13 @@ def _step(block, state, ready, kv_block, masked: bool):
     previous = state.clone()
     state.advance()
     work.shared.k_pipeline.consumer_wait(state, ready[0])
-    work.turns.wait(work.lane.warpgroup)
+    _turn(work, "blocks", work.turns.wait)
     _issue_scores(work, block.q_state, state)
     work.shared.v_pipeline.consumer_wait(previous, ready[1])
     _issue_output(work, previous)
-    work.turns.pass_on(work.lane.warpgroup)
+    _turn(work, "blocks", work.turns.pass_on)
     warpgroup.wait_group(1)
+    kv_block = work.shared.blocks[state.index]
     work.shared.k_pipeline.consumer_release(state)
     ready = _look_ahead(work, state)
     fragment = _scores_fragment(block, kv_block, masked)

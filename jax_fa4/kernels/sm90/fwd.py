@@ -19,7 +19,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.utils import LayoutEnum, SmemAllocator
 
-from jax_fa4.kernels.common import abi, copies, pipelines, scheduler, softmax
+from jax_fa4.kernels.common import abi, copies, pipelines, scheduler, segments, softmax
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.sm90 import consumer, load
 from jax_fa4.kernels.sm90.plans import ForwardPlan
@@ -47,7 +47,7 @@ class Products:
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """Tiles in shared memory and the pipelines that guard them."""
+    """Tiles in shared memory, the rings that guard them, the KV block in each K buffer, and the queue of work."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -55,7 +55,8 @@ class Shared:
     q_pipeline: Any
     k_pipeline: Any
     v_pipeline: Any
-    tiles: scheduler.TileQueue
+    blocks: cute.Tensor
+    work: scheduler.WorkQueue
 
 
 class Forward:
@@ -65,6 +66,8 @@ class Forward:
         self.spec = spec
         self.plan = plan
         scratch = (abi.scratch("next_tile", "int32", (1,)),) if plan.longest_first else ()
+        if segments.in_mask(spec.mask):
+            scratch += segments.scratch(plan.block_positions, plan.block_k)
         self.buffers = abi.forward_buffers(spec) + scratch
         self.dtype = DTYPES[spec.dtype]
         strategy = softmax.SoftmaxStrategy(plan.exp2_emulated_eighths, plan.lazy_maximum)
@@ -114,6 +117,8 @@ class Forward:
         grid = cutlass.min(dims.sm_count, schedule.count)
         if const_expr(plan.longest_first):
             self.reset(g.next_tile).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+        if const_expr(segments.in_mask(self.spec.mask)):
+            segments.launch_bounds(g, dims, plan.block_positions, plan.block_k, stream)
         self.kernel(
             Loads(q_atom, q, k_atom, k, v_atom, v), self.products(), (q_layout, k_layout, v_layout), g, dims, schedule
         ).launch(
@@ -139,8 +144,9 @@ class Forward:
             cpasync.prefetch_descriptor(loads.v_atom)
 
         storage = SmemAllocator()
-        barriers = storage.allocate_array(Int64, 2 * (plan.q_stages + 2 * plan.stages + load.TILE_SLOTS))
-        words = storage.allocate_tensor(Int32, cute.make_layout((3, load.TILE_SLOTS)), byte_alignment=16)
+        barriers = storage.allocate_array(Int64, 2 * (plan.q_stages + 2 * plan.stages + load.QUEUE_SLOTS))
+        words = storage.allocate_tensor(Int32, cute.make_layout((scheduler.WORK_WORDS, load.QUEUE_SLOTS)), 16)
+        blocks = storage.allocate_tensor(Int32, cute.make_layout(plan.stages), 16)
         tensor = lambda layout: storage.allocate_tensor(  # noqa: E731
             self.dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )
@@ -150,7 +156,8 @@ class Forward:
         for layout, stages in ((q_layout, plan.q_stages), (k_layout, plan.stages), (v_layout, plan.stages)):
             rings.append(pipelines.tma_load_pipeline(barriers, stages, size(layout), 4 * plan.warpgroups))
             barriers = barriers + 2 * stages
-        shared = Shared(q, k, v, *rings, scheduler.tile_queue(barriers, words, 4 * plan.warpgroups))
+        queue = scheduler.work_queue(barriers, words, 4 * plan.warpgroups)
+        shared = Shared(q, k, v, *rings, blocks, queue)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 

@@ -1,54 +1,120 @@
-"""The producer warp: brings Q, K and V of each tile into shared memory by TMA."""
+"""The producer warp: decides which tiles and KV blocks this CTA works on, and brings Q, K and V by TMA."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, pipeline
 
-from jax_fa4.kernels.common import copies, mask, scheduler, sequence
+from jax_fa4.kernels.common import copies, mask, scheduler, segments, sequence
 
-TILE_SLOTS = 2
+QUEUE_SLOTS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """Tiles of one tensor: TMA atom, source with a mode of tiles, shared memory with a mode of buffers, their ring."""
+
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    target: cute.Tensor
+    ring: Any
 
 
 @cute.jit
 def run(kernel, loads, shared, g, dims, schedule):
     """All tiles of this CTA. K runs one block ahead of V, as the consumers need them."""
-    plan = kernel.plan
+    plan, spec = kernel.plan, kernel.spec
     q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.q_stages)
     k_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
     v_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
-    queue_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, TILE_SLOTS)
+    queue_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, QUEUE_SLOTS)
     number = cute.arch.block_idx()[0]
     while number < schedule.count:
         tile = schedule.tile(number)
-        queue_state = scheduler.announce(shared.tiles, queue_state, tile)
         number = scheduler.next_number(schedule, number, g.next_tile if plan.longest_first else None)
-        kv_head = tile.head * plan.packed_heads // kernel.spec.group
-        geometry = sequence.geometry(kernel.spec, g, dims, tile.batch)
-        order = mask.block_order(kernel.spec.mask, tile.q_block, plan.block_positions, plan.block_k, geometry)
+        geometry = sequence.geometry(spec, g, dims, tile.batch)
+        blocks, masked_steps, full_steps = _blocks(kernel, g, tile, geometry)
+        queue_state = scheduler.announce(shared.work, queue_state, scheduler.Work(tile, masked_steps, full_steps))
 
-        q_index = tile.q_block if plan.packed_heads == 1 else (0, tile.q_block)
-        gq = cute.local_tile(loads.q[None, None, tile.head, tile.batch], plan.q_tile, (q_index, 0))
-        gk = cute.local_tile(loads.k[None, None, kv_head, tile.batch], (plan.block_k, plan.tile_dim), (None, 0))
-        gv = cute.local_tile(loads.v[None, None, kv_head, tile.batch], (plan.value_tile_dim, plan.block_k), (0, None))
-        q_shared, q_global = copies.tma_partition(loads.q_atom, shared.q, gq)
-        k_shared, k_global = copies.tma_partition(loads.k_atom, shared.k, gk)
-        v_shared, v_global = copies.tma_partition(loads.v_atom, shared.v, gv)
-
-        k_state = _load(loads.k_atom, k_global[None, order.block(Int32(0))], k_shared, shared.k_pipeline, k_state)
-        q_state = _load(loads.q_atom, q_global, q_shared, shared.q_pipeline, q_state)
-        for step in cutlass.range(1, order.count, unroll=1):
-            k_state = _load(loads.k_atom, k_global[None, order.block(step)], k_shared, shared.k_pipeline, k_state)
-            v_state = _load(loads.v_atom, v_global[None, order.block(step - 1)], v_shared, shared.v_pipeline, v_state)
-        last = order.block(order.count - 1)
-        v_state = _load(loads.v_atom, v_global[None, last], v_shared, shared.v_pipeline, v_state)
-    queue_state = scheduler.announce(shared.tiles, queue_state, scheduler.Tile(Int32(-1), Int32(0), Int32(0)))
+        q, k, v = _copies(kernel, loads, shared, tile)
+        block, cursor = _next(blocks, _begin(blocks))
+        k_state = _load_keys(k, k_state, block, shared.blocks)
+        q_state = _load(q, q_state, 0)
+        for _ in cutlass.range(masked_steps + full_steps, unroll=1):
+            previous = block
+            block, cursor = _next(blocks, cursor)
+            k_state = _load_keys(k, k_state, block, shared.blocks)
+            v_state = _load(v, v_state, previous)
+        v_state = _load(v, v_state, block)
+    queue_state = scheduler.announce(shared.work, queue_state, scheduler.end_of_work())
 
 
-def _load(atom, source, target, ring, state):
+@cute.jit
+def _blocks(kernel, g, tile, geometry):
+    """The tile's KV blocks, and how many are visited after the first one: with the element mask, and without."""
+    plan, spec = kernel.plan, kernel.spec
+    arguments = (spec.mask, tile.q_block, plan.block_positions, plan.block_k, geometry)
+    if cutlass.const_expr(segments.in_mask(spec.mask)):
+        bounds = (g.q_id_bounds[tile.batch, None, None], g.kv_id_bounds[tile.batch, None, None])
+        blocks = segments.segment_blocks(*arguments, bounds)
+        masked, full = segments.count(blocks)
+        if masked + full == 0:  # no key is left: visit a block of which the element mask then leaves nothing
+            blocks, masked = segments.nothing(blocks), Int32(1)
+        lead = cutlass.select_(masked > 0, Int32(0), Int32(1))
+        return blocks, masked - 1 + lead, full - lead
+    order = mask.block_order(*arguments)
+    return order, order.masked_steps, order.full_steps
+
+
+def _begin(blocks):
+    return segments.begin(blocks) if isinstance(blocks, segments.SegmentBlocks) else Int32(0)
+
+
+def _next(blocks, cursor):
+    if isinstance(blocks, segments.SegmentBlocks):
+        return segments.advance(blocks, cursor)
+    return blocks.block(cursor), cursor + 1
+
+
+def _copies(kernel, loads, shared, tile) -> tuple[Copy, Copy, Copy]:
+    """The tile's sources of Q (one tile), K and V (a mode of KV blocks)."""
+    plan = kernel.plan
+    kv_head = tile.head * plan.packed_heads // kernel.spec.group
+    q_index = tile.q_block if plan.packed_heads == 1 else (0, tile.q_block)
+    q = cute.local_tile(loads.q[None, None, tile.head, tile.batch], plan.q_tile, (q_index, 0))
+    k = cute.local_tile(loads.k[None, None, kv_head, tile.batch], (plan.block_k, plan.tile_dim), (None, 0))
+    v = cute.local_tile(loads.v[None, None, kv_head, tile.batch], (plan.value_tile_dim, plan.block_k), (0, None))
+    found = []
+    for atom, source, target, ring in (
+        (loads.q_atom, q, shared.q, shared.q_pipeline),
+        (loads.k_atom, k, shared.k, shared.k_pipeline),
+        (loads.v_atom, v, shared.v, shared.v_pipeline),
+    ):
+        target, source = copies.tma_partition(atom, target, source)
+        found.append(Copy(atom, source, target, ring))
+    return tuple(found)
+
+
+def _load(copy: Copy, state, index):
     """One TMA load into the ring's next buffer."""
-    ring.producer_acquire(state)
-    cute.copy(atom, source, target[None, state.index], tma_bar_ptr=ring.producer_get_barrier(state))
+    copy.ring.producer_acquire(state)
+    return _issue(copy, state, index)
+
+
+def _load_keys(copy: Copy, state, block, blocks: cute.Tensor):
+    """Loads a block of K, and leaves word of which block the buffer holds for the consumers that see it full."""
+    copy.ring.sync_object_empty.wait(state.index, state.phase)
+    blocks[state.index] = block
+    copy.ring.sync_object_full.arrive(state.index, copy.ring.producer_mask)
+    return _issue(copy, state, block)
+
+
+def _issue(copy: Copy, state, index):
+    source = copy.source[None, index] if cute.rank(copy.source) > 1 else copy.source
+    cute.copy(copy.atom, source, copy.target[None, state.index], tma_bar_ptr=copy.ring.producer_get_barrier(state))
     state.advance()
     return state

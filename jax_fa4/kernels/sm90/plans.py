@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from jax_fa4 import masks
 from jax_fa4.spec import AttentionSpec
@@ -24,7 +25,8 @@ class ForwardPlan:
         block_k: keys of a KV block.
         stages: K buffers, and as many V buffers.
         q_stages: Q buffers; with 2 the next tile's Q is loaded while this tile is worked on.
-        take_turns: warpgroups issue their products in turns (ping-pong).
+        turns: what warpgroups do in turns: "none"; "tiles", their first softmax of a tile, so that from there on one's
+            exponentials meet another's products; "blocks", the products of every KV block (ping-pong).
         tile_dim, value_tile_dim: D and E rounded up to a size that the tensor cores' shared memory layouts take; TMA
             fills the difference with zeros.
         packed_heads: query heads of a KV head that share a tile: row r is query row r // packed_heads of head
@@ -42,7 +44,7 @@ class ForwardPlan:
     longest_first: bool
     packed_heads: int = 1
     q_stages: int = 1
-    take_turns: bool = False
+    turns: Literal["none", "tiles", "blocks"] = "tiles"
     section_bytes: int = L2_SECTION_BYTES
     exp2_emulated_eighths: int = 0
     lazy_maximum: bool = True

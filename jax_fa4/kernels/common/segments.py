@@ -1,0 +1,147 @@
+"""Which KV blocks a block of query rows needs under segment ids in any order.
+
+A first kernel (`bounds`) writes the smallest and the largest id of each block of rows and keys. A warp of the main kernel
+then tests 32 blocks at a time: a block is visited if its range of ids meets that of the rows, and needs no element mask if
+both ranges are one and the same id (and the other masks agree). For sorted ids that is exact; in any order it is safe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from jax_fa4 import masks
+from jax_fa4.kernels.common import abi
+
+_LARGEST = 2**31 - 1
+
+
+def in_mask(mask: masks.Mask) -> bool:
+    """Whether a mask has segments."""
+    return any(isinstance(part, masks.Segments) for part in mask.parts)
+
+
+def without(mask: masks.Mask) -> masks.Mask:
+    """The mask without its segments."""
+    result: masks.Mask = masks.Full()
+    for part in mask.parts:
+        if not isinstance(part, masks.Segments):
+            result &= part
+    return result
+
+
+def scratch(block_q: int, block_k: int) -> tuple[abi.Buffer, ...]:
+    """Scratch for `bounds`: smallest and largest id of each block."""
+    return (
+        abi.scratch("q_id_bounds", "int32", ("B", ("ceil", "S", block_q), 2)),
+        abi.scratch("kv_id_bounds", "int32", ("B", ("ceil", "T", block_k), 2)),
+    )
+
+
+@cute.kernel
+def bounds(ids: cute.Tensor, result: cute.Tensor, block: cutlass.Constexpr):
+    """(smallest, largest) of ids [B, length] per block, to result [B, blocks, 2]; grid (blocks, B), one warp each."""
+    index, batch, _ = cute.arch.block_idx()
+    lane = cute.arch.lane_idx()
+    length = ids.shape[1]
+    smallest, largest = Int32(_LARGEST), Int32(-_LARGEST - 1)
+    for i in cutlass.range_constexpr((block + 31) // 32):
+        position = index * block + i * 32 + lane
+        if (position < length) & (i * 32 + lane < block):
+            value = ids[batch, position]
+            smallest = cutlass.min(smallest, value)
+            largest = cutlass.max(largest, value)
+    smallest = cute.arch.warp_reduction(smallest, lambda a, b: cutlass.min(a, b))
+    largest = cute.arch.warp_reduction(largest, lambda a, b: cutlass.max(a, b))
+    if lane == 0:
+        result[batch, index, 0] = smallest
+        result[batch, index, 1] = largest
+
+
+def launch_bounds(g: Any, dims: Any, block_q: int, block_k: int, stream: Any) -> None:
+    """Launches `bounds` for rows and keys."""
+    for ids, result, block in ((g.q_segment_ids, g.q_id_bounds, block_q), (g.kv_segment_ids, g.kv_id_bounds, block_k)):
+        bounds(ids, result, block).launch(grid=(result.shape[1], dims.B, 1), block=(32, 1, 1), stream=stream)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cursor:
+    """Where the walk over blocks stands: pass (0 masked, 1 full), first block of the group of 32, its blocks left."""
+
+    full: Int32
+    base: Int32
+    left: Int32
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentBlocks:
+    """The KV blocks [start, end) that a block of rows visits: all that need the element mask, then the full ones.
+
+    Fields: ids [smallest, largest] of the rows; bounds of the example's KV blocks; the range that the other masks leave,
+    and within it [full_start, full_end) where they keep everything.
+    """
+
+    q_smallest: Int32
+    q_largest: Int32
+    kv_bounds: Any
+    start: Int32
+    full_start: Int32
+    full_end: Int32
+    end: Int32
+
+    def vote(self, base: Int32, full: Int32) -> Int32:
+        """The bits of those among blocks base, ..., base + 31 that pass `full` visits; for a whole warp."""
+        block = base + cute.arch.lane_idx()
+        safe = cutlass.min(block, self.kv_bounds.shape[0] - 1)
+        smallest, largest = self.kv_bounds[safe, 0], self.kv_bounds[safe, 1]
+        meets = (block < self.end) & (smallest <= self.q_largest) & (largest >= self.q_smallest)
+        one_id = (smallest == largest) & (self.q_smallest == self.q_largest)
+        is_full = one_id & (block >= self.full_start) & (block < self.full_end)
+        return cute.arch.vote_ballot_sync(meets & (Boolean(is_full) == (full == 1)))
+
+
+def segment_blocks(mask: masks.Mask, q_block: Int32, block_q: int, block_k: int, geometry: Any, bounds: tuple):
+    """The blocks for a block of rows; `bounds` are those of its example, (blocks of rows, 2) and (KV blocks, 2)."""
+    q_bounds, kv_bounds = bounds
+    ranges = masks.block_range(without(mask), q_block, block_q, block_k, geometry)
+    return SegmentBlocks(q_bounds[q_block, 0], q_bounds[q_block, 1], kv_bounds, *(Int32(x) for x in ranges))
+
+
+@cute.jit
+def count(blocks: SegmentBlocks):
+    """(masked, full) blocks to visit."""
+    masked, full = Int32(0), Int32(0)
+    for base in cutlass.range(blocks.start, blocks.end, 32, unroll=1):
+        masked += cute.arch.popc(blocks.vote(base, Int32(0)))
+        full += cute.arch.popc(blocks.vote(base, Int32(1)))
+    return masked, full
+
+
+@cute.jit
+def advance(blocks: SegmentBlocks, cursor: Cursor):
+    """The next block and the cursor behind it; there must be one (see `count`)."""
+    full, base, left = cursor.full, cursor.base, cursor.left
+    while left == 0:
+        base += 32
+        if base >= blocks.end:
+            base = blocks.start
+            full += 1
+        left = blocks.vote(base, full)
+    block = base + cute.arch.popc((left & -left) - 1)
+    return block, Cursor(full, base, left & (left - 1))
+
+
+def nothing(blocks: SegmentBlocks) -> SegmentBlocks:
+    """One masked block, the first of the range, whatever its ids are."""
+    lowest, highest = Int32(-_LARGEST - 1), Int32(_LARGEST)
+    zero = Int32(0)
+    return SegmentBlocks(lowest, highest, blocks.kv_bounds, blocks.start, zero, zero, blocks.start + 1)
+
+
+def begin(blocks: SegmentBlocks) -> Cursor:
+    """The cursor before the first block."""
+    return Cursor(Int32(0), blocks.start, blocks.vote(blocks.start, Int32(0)))

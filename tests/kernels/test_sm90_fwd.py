@@ -1,0 +1,140 @@
+"""The Hopper forward kernel: plans, machine code, and every case on the software GPU and on a real one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_fa4
+from jax_fa4 import accuracy, cases, compile, emulator, errors, masks, plan
+from jax_fa4.kernels.common.abi import Dims
+from jax_fa4.kernels.sm90 import plans
+from jax_fa4.spec import Arguments, AttentionSpec, make_spec
+
+ARCH = "sm_90a"
+CASES = {case.name: case for case in cases.select(without=("empty",))}
+# One launch each of what differs in the kernel: masks in all forms, packed heads, two head dims, a run past the end.
+FAST = ("causal", "lengths-window-sinks")
+
+
+def kernel_of(case: cases.Case, seed: int = 0):
+    """(spec, operands, artifact) of a case; skips what kernels refuse."""
+    spec, operands = make_spec(Arguments(**case.make(seed)))
+    shape = case.shape
+    try:
+        size = plan.size_class(shape.B, shape.S, shape.T, shape.H)
+        return spec, operands, compile.artifact(spec, ARCH, size, "forward")
+    except errors.Unsupported as error:
+        pytest.skip(str(error))
+
+
+def slow_unless(names):
+    return [pytest.param(n, marks=() if n in names else pytest.mark.slow) for n in CASES]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_head_dim_has_a_plan_within_the_budgets(dtype):
+    for head_dim in range(8, 257, 8):
+        for value_head_dim in (8, 64, head_dim, 256):
+            for group in (1, 3, 4, 7):
+                spec = AttentionSpec(dtype, head_dim, value_head_dim, group)
+                chosen = plans.forward_plan(spec)
+                assert chosen.tile_dim >= head_dim and chosen.value_tile_dim >= value_head_dim
+                assert chosen.packed_heads in (1, group)
+                assert chosen.shared_bytes <= plans.SHARED_BYTES
+
+
+def test_a_plan_over_its_budget_says_both_numbers():
+    chosen = plans.forward_plan(AttentionSpec("bfloat16", 128, 128))
+    with pytest.raises(ValueError, match=rf"needs \d+ bytes of shared memory, a block has {plans.SHARED_BYTES}"):
+        dataclasses.replace(chosen, stages=8)
+    with pytest.raises(ValueError, match="block_k=24"):
+        dataclasses.replace(chosen, block_k=24)
+
+
+@pytest.mark.parametrize(
+    "mask, longest_first",
+    [
+        (masks.Full(), False),
+        (masks.Causal(), True),
+        (masks.Window(None, 100), True),
+        (masks.Window(100, 0), False),
+        (masks.Causal() & masks.Window(100, None), False),
+        (masks.Causal() & masks.Lengths(True, True), True),
+    ],
+)
+def test_tiles_of_unequal_length_are_handed_out_longest_first(mask, longest_first):
+    spec = AttentionSpec("bfloat16", 128, 128, mask=masks.canonical(mask))
+    assert plans.forward_plan(spec).longest_first == longest_first
+
+
+@pytest.mark.parametrize("name", slow_unless(("causal",)))
+def test_machine_code_uses_no_local_memory(name):
+    _, _, artifact = kernel_of(CASES[name])
+    assert artifact.spilled == ()
+
+
+def emulate(case: cases.Case, seed: int, sm_count: int = 3):
+    """(spec, operands, results) of one run on the software GPU, outputs poisoned before."""
+    spec, operands, artifact = kernel_of(case, seed)
+    shape = case.shape
+    dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
+    arrays = {}
+    for buffer in artifact.buffers:
+        if buffer.kind == "in":
+            field, _, index = buffer.name.rpartition("_")
+            several = field in ("mask_operands", "score_operands")
+            value = getattr(operands, field)[int(index)] if several else getattr(operands, buffer.name)
+            arrays[buffer.name] = np.ascontiguousarray(np.asarray(value))
+        elif buffer.kind == "out":
+            poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
+            arrays[buffer.name] = poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
+    report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count)
+    assert report.complaints == []
+    return spec, operands, {"o": arrays["o"], "lse": arrays["lse"]}
+
+
+@pytest.fixture(scope="module")
+def software_gpu():
+    try:
+        return emulator.library()
+    except (FileNotFoundError, OSError) as error:
+        pytest.skip(f"the package's library is not built: {error}")
+
+
+@pytest.mark.parametrize("name", slow_unless(FAST))
+def test_case_on_the_software_gpu(name, software_gpu):
+    spec, operands, results = emulate(CASES[name], seed=1)
+    assert [str(row) for row in accuracy.judge(results, spec, operands) if not row.ok] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "segments", "lengths-causal"])
+def test_results_do_not_depend_on_the_order_of_execution(name, software_gpu):
+    """Seeds order warps and asynchronous copies differently; tiles meet different CTAs with another number of them."""
+    case = CASES[name]
+    first = emulate(case, seed=3)[2]
+    for seed, sm_count in ((3, 1), (3, 64)):
+        other = emulate(case, seed, sm_count)[2]
+        for key, value in first.items():
+            assert value.tobytes() == other[key].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(CASES))
+def test_case_on_the_gpu(name):
+    """The accuracy rule, and twenty runs bitwise equal."""
+    arguments = CASES[name].make(seed=2)
+    spec, operands = make_spec(Arguments(**arguments))
+    try:
+        run = jax.jit(lambda o: jax_fa4.attention(**{**arguments, "q": o[0], "k": o[1], "v": o[2]}, return_lse=True,
+                                                  backend="cuda"))  # fmt: skip
+        o, lse = run((operands.q, operands.k, operands.v))
+    except errors.Unsupported as error:
+        pytest.skip(str(error))
+    assert [str(row) for row in accuracy.judge({"o": o, "lse": lse}, spec, operands) if not row.ok] == []
+    for _ in range(20):
+        again = run((operands.q, operands.k, operands.v))
+        assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip((o, lse), again, strict=True))
