@@ -67,7 +67,7 @@ int function_set_attribute(cuda::Kernel kernel, int which, int value) {
 int device_get_attribute(int* value, int which, cuda::Device device) {
   return cuda::driver().cuDeviceGetAttribute(value, which, device);
 }
-int launch_kernel(const RuntimeConfig* from, cuda::Kernel kernel, void** parameters, void** extra) {
+int launch_kernel(const RuntimeConfig* from, cuda::Kernel kernel, void** parameters) {
   cuda::LaunchConfig config{};
   std::memcpy(config.grid, from->grid, sizeof config.grid);
   std::memcpy(config.block, from->block, sizeof config.block);
@@ -75,7 +75,7 @@ int launch_kernel(const RuntimeConfig* from, cuda::Kernel kernel, void** paramet
   config.stream = from->stream;
   config.attributes = from->attributes;
   config.attribute_count = from->attribute_count;
-  const cuda::Result result = cuda::driver().cuLaunchKernelEx(&config, kernel, parameters, extra);
+  const cuda::Result result = cuda::driver().cuLaunchKernelEx(&config, kernel, parameters, nullptr);
   if (result) failed_launch = launch_text(*from, kernel);
   return result;
 }
