@@ -1,0 +1,207 @@
+"""Ring Attention on all GPUs against one GPU, on the same total work."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_fa4.api import attention
+from jax_fa4.bench.timing import Runnable, seconds_per_call
+from jax_fa4.ring import ring_attention
+from jax_fa4.ring.transfer import send_packed
+
+HEAD_DIM = 128
+
+
+@dataclass(frozen=True)
+class RingWorkload:
+    """Self-attention of one sequence, bfloat16, head dim 128.
+
+    Attributes:
+      tokens: sequence length, over all devices.
+      heads, kv_heads: query and key/value heads.
+      kind: "full", "causal" (zigzag layout) or "window" (4096 keys to the left, contiguous).
+      direction: "forward" or "both" (forward and backward).
+    """
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    kind: str
+    direction: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keywords of `attention`."""
+        return {"full": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (4095, None)}}[self.kind]
+
+    @property
+    def layout(self) -> str:
+        return "zigzag" if self.kind == "causal" else "contiguous"
+
+    @property
+    def flops(self) -> float:
+        """Of the scores that the mask keeps; backward counts 2.5 times forward."""
+        pairs = {
+            "full": self.tokens**2,
+            "causal": self.tokens**2 / 2,
+            "window": self.tokens * 4096 - 4096**2 / 2,
+        }[self.kind]
+        return 4 * self.heads * HEAD_DIM * pairs * (1 if self.direction == "forward" else 3.5)
+
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of q, k, v and dO."""
+        q, kv = (1, self.tokens, self.heads, HEAD_DIM), (1, self.tokens, self.kv_heads, HEAD_DIM)
+        return q, kv, kv, q
+
+    def __str__(self) -> str:
+        return f"{self.tokens // 1024}k {self.heads}/{self.kv_heads} heads {self.kind} {self.direction}"
+
+
+def function(attend: Callable, work: RingWorkload) -> Callable:
+    """(q, k, v, do) -> o, or (o, dq, dk, dv) for both directions."""
+
+    def both(q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array) -> Any:
+        o, pull = jax.vjp(attend, q, k, v)
+        return o, *pull(do)
+
+    return (lambda q, k, v, do: attend(q, k, v)) if work.direction == "forward" else both
+
+
+def over(mesh: Mesh, work: RingWorkload, backend: str, **options: Any) -> Callable:
+    """The ring's function of global arrays."""
+    attend = functools.partial(
+        ring_attention, mesh=mesh, axis="sp", layout=work.layout, backend=backend, **work.options, **options
+    )
+    return function(attend, work)
+
+
+def alone(work: RingWorkload, backend: str, **options: Any) -> Callable:
+    """The same on one device."""
+    return function(functools.partial(attention, backend=backend, **work.options, **options), work)
+
+
+def gathered(mesh: Mesh, work: RingWorkload) -> Callable | None:
+    """cuDNN's attention with gathered keys, by `jax.nn`; only full attention: it knows no position of a shard."""
+    if work.kind != "full":
+        return None
+
+    def body(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        k, v = (lax.all_gather(x, "sp", axis=1, tiled=True) for x in (k, v))
+        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
+
+    rows = P(None, "sp")
+    attend = jax.shard_map(body, mesh=mesh, in_specs=(rows, rows, rows), out_specs=rows, check_vma=False)
+    return function(attend, work)
+
+
+def mesh_of_all() -> Mesh:
+    """All devices along one axis."""
+    return jax.make_mesh((jax.device_count(),), ("sp",), axis_types=(AxisType.Auto,))
+
+
+def arrays(work: RingWorkload, sharding: Any, seed: int = 0) -> list[jax.Array]:
+    """Random q, k, v, dO, made where they lie."""
+
+    @functools.partial(jax.jit, static_argnums=(1,), out_shardings=sharding)
+    def draw(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.normal(key, shape, jnp.bfloat16)
+
+    keys = jax.random.split(jax.random.key(seed), 4)
+    return [draw(key, shape) for key, shape in zip(keys, work.shapes(), strict=True)]
+
+
+def best_seconds(call: Callable, given: list[jax.Array], rounds: int) -> float:
+    """The median of `rounds` timed calls after a warm-up that compiles."""
+    work = Runnable(lambda: call(*given), jax.block_until_ready)
+    work.wait(work.call())
+    return float(np.median([seconds_per_call(work, 1) for _ in range(rounds)]))
+
+
+def link_bytes_per_s(mesh: Mesh, megabytes: int, repeats: int = 16) -> float:
+    """One-way bandwidth between neighbours: repeated transfers around the ring, nothing beside them."""
+    count = mesh.size
+    pairs = tuple((i, (i + 1) % count) for i in range(count))
+
+    def body(x: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, _: (lax.ppermute(x, "sp", pairs), None), x, None, length=repeats)[0]
+
+    rows = P("sp")
+    call = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=rows, out_specs=rows))
+    x = jax.device_put(jnp.zeros((count * megabytes << 20) // 4, jnp.float32), NamedSharding(mesh, rows))
+    return repeats * (megabytes << 20) / best_seconds(call, [x], 5)
+
+
+def transfer_seconds(mesh: Mesh, work: RingWorkload) -> float:
+    """How long the ring's transfers of a forward pass take with nothing beside them."""
+    count = mesh.size
+    pairs = tuple((i, (i + 1) % count) for i in range(count))
+
+    def body(k: jax.Array, v: jax.Array) -> Any:
+        block = (k, v)
+        for _ in range(count - 1):
+            block = send_packed(block, "sp", pairs)
+        return block
+
+    rows = P(None, "sp")
+    call = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(rows, rows), out_specs=(rows, rows)))
+    _, k, v, _ = arrays(work, NamedSharding(mesh, rows))
+    return best_seconds(call, [k, v], 5)
+
+
+def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
+    """One row: seconds on all devices, on one, of cuDNN with gathered keys; rates, speed-up, peak memory."""
+    mesh = mesh_of_all()
+    spread = NamedSharding(mesh, P(None, "sp"))
+    given = arrays(work, spread)
+    ring_s = best_seconds(jax.jit(over(mesh, work, backend)), given, rounds)
+    stats = mesh.devices.flat[0].memory_stats() or {}
+    row: dict[str, Any] = {"workload": str(work), "devices": mesh.size, "ring_s": ring_s,
+                           "peak_bytes": stats.get("peak_bytes_in_use")}
+    peer = gathered(mesh, work)
+    if peer is not None:
+        try:
+            row["cudnn_gathered_s"] = best_seconds(jax.jit(peer), given, rounds)
+        except Exception as error:  # a peer's failure is a row without its figure, not the end of the run
+            row["cudnn_error"] = f"{type(error).__name__}: {str(error)[:120]}"
+    del given
+    row["one_s"] = best_seconds(jax.jit(alone(work, backend)), arrays(work, SingleDeviceSharding(jax.devices()[0])), rounds)
+    row["speed_up"] = row["one_s"] / ring_s
+    row["ring_tflops"] = work.flops / ring_s / 1e12
+    row["one_tflops"] = work.flops / row["one_s"] / 1e12
+    if work.direction == "forward" and work.kind != "window":
+        row["transfer_s"] = transfer_seconds(mesh, work)
+        exposed = max(ring_s - row["one_s"] / mesh.size, 0.0)
+        row["hidden_at_least"] = max(0.0, 1 - exposed / row["transfer_s"])
+    return row
+
+
+def compare(tokens: int, backend: str, repeats: int) -> Iterator[dict[str, Any]]:
+    """The ring against one device, and against itself `repeats` times (deterministic): errors per kind of mask."""
+    from jax_fa4.layout import from_layout, to_layout
+
+    mesh = mesh_of_all()
+    for kind, heads, kv_heads in (("full", 16, 16), ("causal", 32, 4), ("window", 16, 16)):
+        work = RingWorkload(tokens, heads, kv_heads, kind, "both")
+        there, back = (functools.partial(f, layout=work.layout, devices=mesh.size) for f in (to_layout, from_layout))
+        natural = arrays(work, SingleDeviceSharding(jax.devices()[0]))
+        want = jax.jit(alone(work, backend, deterministic=True))(*natural)
+        given = [jax.device_put(there(x), NamedSharding(mesh, P(None, "sp"))) for x in natural]
+        call = jax.jit(over(mesh, work, backend, deterministic=True))
+        first = [np.asarray(x) for x in call(*given)]
+        equal = sum(
+            all(np.asarray(x).tobytes() == y.tobytes() for x, y in zip(call(*given), first, strict=True))
+            for _ in range(repeats)
+        )
+        errors = []
+        for x, y in zip(first, want, strict=True):
+            x, y = np.asarray(back(x), np.float32), np.asarray(y, np.float32)
+            errors.append(float(np.linalg.norm(x - y) / np.linalg.norm(y)))
+        yield {"compared": str(work), "relative_errors": errors, "bitwise_equal": f"{equal} of {repeats}"}
