@@ -23,7 +23,7 @@ def test_rows(tmp_path, monkeypatch, capsys):
     path = tmp_path / "ring.json"
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    small = "--tokens 128 --compare 128 --repeats 2 --rounds 1 --backend xla --json".split()
+    small = ["--tokens", "128", "--compare", "128", "--repeats", "2", "--rounds", "1", "--backend", "xla", "--json"]
     arguments = parser.parse_args([*small, str(path)])
     assert command.main(arguments) == 0
     report = json.loads(path.read_text())

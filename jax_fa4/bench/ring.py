@@ -172,7 +172,8 @@ def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
         except Exception as error:  # a peer's failure is a row without its figure, not the end of the run
             row["cudnn_error"] = f"{type(error).__name__}: {str(error)[:120]}"
     del given
-    row["one_s"] = best_seconds(jax.jit(alone(work, backend)), arrays(work, SingleDeviceSharding(jax.devices()[0])), rounds)
+    given = arrays(work, SingleDeviceSharding(jax.devices()[0]))
+    row["one_s"] = best_seconds(jax.jit(alone(work, backend)), given, rounds)
     row["speed_up"] = row["one_s"] / ring_s
     row["ring_tflops"] = work.flops / ring_s / 1e12
     row["one_tflops"] = work.flops / row["one_s"] / 1e12
