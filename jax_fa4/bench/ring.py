@@ -184,13 +184,18 @@ def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
     return row
 
 
+def compared(tokens: int) -> list[RingWorkload]:
+    """What `compare` runs."""
+    kinds = (("full", 16, 16), ("causal", 32, 4), ("window", 16, 16))
+    return [RingWorkload(tokens, heads, kv_heads, kind, "both") for kind, heads, kv_heads in kinds]
+
+
 def compare(tokens: int, backend: str, repeats: int) -> Iterator[dict[str, Any]]:
     """The ring against one device, and against itself `repeats` times (deterministic): errors per kind of mask."""
     from jax_fa4.layout import from_layout, to_layout
 
     mesh = mesh_of_all()
-    for kind, heads, kv_heads in (("full", 16, 16), ("causal", 32, 4), ("window", 16, 16)):
-        work = RingWorkload(tokens, heads, kv_heads, kind, "both")
+    for work in compared(tokens):
         there, back = (functools.partial(f, layout=work.layout, devices=mesh.size) for f in (to_layout, from_layout))
         natural = arrays(work, SingleDeviceSharding(jax.devices()[0]))
         want = jax.jit(alone(work, backend, deterministic=True))(*natural)

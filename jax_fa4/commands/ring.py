@@ -38,13 +38,14 @@ def lower_all(arguments: argparse.Namespace) -> None:
 
     mesh = jax.make_mesh((arguments.lower_only,), ("sp",), axis_types=(jax.sharding.AxisType.Auto,),
                          devices=jax.devices()[: arguments.lower_only])  # fmt: skip
-    for work in workloads([arguments.compare, *arguments.tokens]):
+    programs = [(work, True) for work in ring.compared(arguments.compare)]
+    programs += [(work, False) for work in workloads(arguments.tokens)]
+    for work, deterministic in programs:
         shapes = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in work.shapes()]
-        for deterministic in (False, True):
-            for call in (ring.over(mesh, work, "cuda", deterministic=deterministic),
-                         ring.alone(work, "cuda", deterministic=deterministic)):
-                with target("sm_90a"):
-                    jax.jit(call).trace(*shapes).lower(lowering_platforms=("cuda",))
+        for call in (ring.over(mesh, work, "cuda", deterministic=deterministic),
+                     ring.alone(work, "cuda", deterministic=deterministic)):
+            with target("sm_90a"):
+                jax.jit(call).trace(*shapes).lower(lowering_platforms=("cuda",))
         print(f"lowered {work}", flush=True)
 
 
