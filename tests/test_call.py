@@ -311,9 +311,8 @@ def test_the_custom_call_refuses_a_damaged_program(library):
     registry.register()
 
     def broken(**attributes):
-        return jax.jit(lambda x: jax.ffi.ffi_call(registry.TARGET, jax.ShapeDtypeStruct((2,), x.dtype))(x, **attributes))(
-            jnp.zeros(2)
-        )
+        result = jax.ShapeDtypeStruct((2,), jnp.float32)
+        return jax.jit(lambda x: jax.ffi.ffi_call(registry.TARGET, result)(x, **attributes))(jnp.zeros(2))
 
     good = {"key": "a", "kernel": "toy", "archs": "sm_90a", "symbols": "f", "buffer_counts": np.array([2]),
             "shared_bytes": np.array([0]), "dims": np.zeros(10, np.int64), "sm_90a": "AAAA", "ptx": ""}

@@ -202,8 +202,8 @@ print(json.dumps([min(times), "cutlass" in sys.modules, found.kernels[0].registe
 
 
 def test_command_fills_a_cache_that_other_processes_use(cache, capsys):
-    options = ["--arch", "sm_90a", "--head-dim", "64", "--causal", "--forward-only", "--jobs", "1", "--cache", str(cache)]
-    assert main(["compile", *options]) == 0
+    options = ["--arch", "sm_90a", "--head-dim", "64", "--causal", "--forward-only", "--jobs", "1"]
+    assert main(["compile", *options, "--cache", str(cache)]) == 0
     out = capsys.readouterr().out
     assert "sm_90a forward" in out and "1 kernels in" in out
     run = subprocess.run([sys.executable, "-c", HIT], capture_output=True, text=True, check=True)
