@@ -1,42 +1,76 @@
-"""The Blackwell forward kernel, compiled: registers, local memory and barriers, read off the machine code and PTX."""
+"""The Blackwell forward kernel: registers and local memory of its machine code, and its results on the software GPU."""
 
+import functools
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
-
-from jax_fa4 import cases, compile, errors, plan
+from emu import emulated
+from jax_fa4 import accuracy, cases, compile, emulator, errors, plan
+from jax_fa4.cases import Case, Shape
+from jax_fa4.kernels.common.abi import Dims
 from jax_fa4.spec import Arguments, make_spec
 
 ARCH = "sm_100a"
-FAST = ("d128",)
+
+# Several CTAs' worth of tiles, key blocks on both sides of every edge, and what the common cases are too short for.
+LONGER = (
+    Case("long-full", (), Shape(B=1, S=300, T=700, H=2, K=1, D=128, E=128)),
+    Case("long-causal", ("causal",), Shape(B=1, S=700, T=700, H=2, K=2, D=128, E=128)),
+    Case("long-window", ("window",), Shape(B=1, S=700, T=700, H=2, K=1)),
+    Case("long-d256", ("causal",), Shape(B=1, S=500, T=650, H=2, K=1, D=256, E=256)),
+    Case("long-d192-e128", ("causal",), Shape(B=1, S=400, T=520, H=2, K=1, D=192, E=128)),
+    Case("split", ("causal",), Shape(B=1, S=40, T=1500, H=4, K=1, D=128, E=128)),
+    Case("split-sinks", ("sinks",), Shape(B=2, S=3, T=1300, H=8, K=2)),
+    Case("padded-lengths", ("causal", "q_lengths", "kv_lengths"), Shape(B=3, S=300, T=400, H=2, K=1, D=96, E=96)),
+    Case("padded", ("causal",), Shape(B=1, S=300, T=300, H=2, K=1, D=72, E=40)),
+)
+FAST = ("d128", "d256", "kitchen-sink", "split-sinks")
+REPRESENTATIVE = ("long-full", "long-causal", "long-window", "long-d256", "long-d192-e128", "split")
 
 
-def call(name: str):
-    """(spec, size class) of a case."""
-    case = next(case for case in cases.CASES if case.name == name)
-    shape = case.shape
-    spec, _ = make_spec(Arguments(**case.make()))
-    return spec, plan.size_class(shape.B, shape.S, shape.T, shape.H)
+def supported() -> list[Case]:
+    """The cases that the kernel does."""
 
-
-def plans() -> list:
-    """One case for each distinct plan and set of features among the cases that the kernel does."""
-    found = {}
-    for case in cases.select(without=("empty",)):
-        spec, size = call(case.name)
+    def done(case: Case) -> bool:
         try:
-            chosen = plan.choose_plan(spec, ARCH, size, "forward")
+            plan.choose_plan(*key(case))
         except errors.Unsupported:
-            continue
-        found.setdefault((spec, chosen), case.name)
-    return [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in sorted(found.values())]
+            return False
+        return True
+
+    return [case for case in (*cases.select(without=("empty",)), *LONGER) if done(case)]
 
 
-@pytest.mark.parametrize("name", plans())
-def test_machine_code_keeps_to_the_plan(name):
-    spec, size = call(name)
-    chosen = plan.choose_plan(spec, ARCH, size, "forward")
-    artifact = compile.artifact(spec, ARCH, size, "forward")
+def key(case: Case) -> tuple:
+    """(spec, architecture, size class, pass) of a case."""
+    spec, _ = make_spec(Arguments(**case.make()))
+    s = case.shape
+    return spec, ARCH, plan.size_class(s.B, s.S, s.T, s.H), "forward"
+
+
+def parameters(chosen: list[Case]) -> list:
+    return [pytest.param(c, id=c.name, marks=() if c.name in FAST else pytest.mark.slow) for c in chosen]
+
+
+@functools.cache
+def all_cases() -> tuple[Case, ...]:
+    return tuple(supported())
+
+
+def distinct() -> list[Case]:
+    """One case for each distinct pair of spec and plan."""
+    found = {}
+    for case in all_cases():
+        found.setdefault((key(case)[0], plan.choose_plan(*key(case))), case)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("case", parameters(distinct()))
+def test_machine_code_keeps_to_the_plan(case):
+    chosen = plan.choose_plan(*key(case))
+    artifact = compile.artifact(*key(case))
     assert artifact.spilled == (), "local memory: spilled registers, or an array that did not fit in them"
     main = max(artifact.kernels, key=lambda kernel: kernel.code_bytes)
     assert main.registers == 65536 // chosen.warps.threads, "what the block starts with, before setmaxnreg"
@@ -45,3 +79,53 @@ def test_machine_code_keeps_to_the_plan(name):
     assert set(budgets) == {
         ("inc", str(registers.softmax)), ("dec", str(registers.correction)), ("dec", str(registers.other))
     }  # fmt: skip
+
+
+def run(case: Case, seed: int = 0, draw: int = 0, **settings):
+    """(results, spec, operands, report) of a case on the software GPU; outputs are poisoned with NaN bytes."""
+    spec, operands = make_spec(Arguments(**case.make(draw)))
+    artifact = compile.artifact(*key(case))
+    s = case.shape
+    sm_count = settings.setdefault("sm_count", 3)
+    dims = Dims(s.B, s.S, s.T, s.H, s.K, sm_count)
+    arrays = {b.name: array(b, operands, dims) for b in artifact.buffers if b.kind != "scratch"}
+    report = emulator.launch(artifact, arrays, dims, seed=seed, threads=1, **settings)
+    return {name: arrays[name] for name in ("o", "lse")}, spec, operands, report
+
+
+def array(buffer, operands, dims) -> np.ndarray:
+    if buffer.kind == "out":
+        poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
+        return poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
+    name, _, index = buffer.name.rpartition("_")
+    value = getattr(operands, name)[int(index)] if index.isdigit() else getattr(operands, buffer.name)
+    return np.ascontiguousarray(value)
+
+
+@pytest.mark.parametrize("case", parameters(all_cases()))
+def test_results_keep_to_the_accuracy_rule(case):
+    emulated.require_library()
+    results, spec, operands, report = run(case)
+    rows = accuracy.judge(results, spec, operands)
+    assert [row.name for row in rows] == ["o", "lse"] and all(row.ok for row in rows), "\n".join(map(str, rows))
+    assert report.complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in LONGER if case.name in REPRESENTATIVE], ids=lambda case: case.name)
+def test_every_interleaving_gives_the_same_bits(case):
+    emulated.require_library()
+    first, *_ = run(case)
+    for seed in range(1, 20):
+        again, _, _, report = run(case, seed)
+        assert report.complaints == []
+        for name, value in first.items():
+            assert value.tobytes() == again[name].tobytes(), f"{name} differs under seed {seed}"
+
+
+def test_results_do_not_depend_on_the_number_of_multiprocessors():
+    emulated.require_library()
+    case = next(case for case in all_cases() if case.name == "d128")
+    few, *_ = run(case, sm_count=1)
+    many, *_ = run(case, sm_count=16)
+    assert few["o"].tobytes() == many["o"].tobytes() and few["lse"].tobytes() == many["lse"].tobytes()

@@ -262,13 +262,6 @@ def finish_tmem_stores(*, loc=None, ip=None) -> None:
 
 
 @dsl_user_op
-def finish_tmem_loads(*, loc=None, ip=None) -> None:
-    """The warp's loads from tensor memory are done, and what follows a barrier may overwrite what they read."""
-    cute.arch.fence_view_async_tmem_load(loc=loc, ip=ip)
-    tmem_fence("before", loc=loc, ip=ip)
-
-
-@dsl_user_op
 def tmem_fence(side: str, *, loc=None, ip=None) -> None:
     """Orders tensor-memory operations with the synchronisation they come "before" or "after"."""
     cute.arch.inline_ptx(f"tcgen05.fence::{side}_thread_sync;", loc=loc, ip=ip)

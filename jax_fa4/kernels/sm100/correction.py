@@ -14,7 +14,6 @@ from jax_fa4.kernels.sm100.context import (
     SCALE_BARRIER,
     Context,
     arrive_warp,
-    finish_tmem_loads,
     finish_tmem_stores,
     products,
     result_of,
@@ -73,6 +72,7 @@ def _rescale(context: Context, tile: cutlass.Constexpr, slot, row):
         for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
             values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
             cute.copy(load, t_parts[i], values)
+            cute.arch.fence_view_async_tmem_load()
             _scale(values, scale)
             cute.copy(store, values, t_targets[i])
         finish_tmem_stores()
@@ -103,6 +103,7 @@ def _store_global(context: Context, work, tile: cutlass.Constexpr, row, inverse)
     for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
         values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
         cute.copy(load, t_parts[i], values)
+        cute.arch.fence_view_async_tmem_load()
         _scale(values, inverse)
         vectors = cute.make_tensor(values.iterator, cute.make_layout((4, _COLUMNS // 4)))
         if exists:
@@ -111,7 +112,7 @@ def _store_global(context: Context, work, tile: cutlass.Constexpr, row, inverse)
                 if cutlass.const_expr(column < context.spec.value_head_dim):
                     target = cute.make_tensor((g_row.iterator + column).align(16), cute.make_layout(4))
                     cute.autovec_copy(vectors[None, j], target)
-    finish_tmem_loads()
+    tmem_fence("before")
 
 
 @cute.jit
@@ -124,12 +125,13 @@ def _store_shared(context: Context, tile: cutlass.Constexpr, row, inverse, phase
     for i in cutlass.range_constexpr(plan.value_head_dim // _COLUMNS):
         values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
         cute.copy(load, t_parts[i], values)
+        cute.arch.fence_view_async_tmem_load()
         _scale(values, inverse)
         rounded = cute.make_rmem_tensor((_VECTOR, _COLUMNS // _VECTOR), context.dtype)
         rounded.store(cute.make_tensor(values.iterator, rounded.layout).load().to(context.dtype))
         for j in cutlass.range_constexpr(_COLUMNS // _VECTOR):
             cute.autovec_copy(rounded[None, j], _shared_vector(context, tile, row, i * _COLUMNS + j * _VECTOR))
-    finish_tmem_loads()
+    tmem_fence("before")
     cute.arch.fence_view_async_shared()
     arrive_warp(barriers.o_store_full, tile)
 

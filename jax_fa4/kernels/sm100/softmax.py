@@ -143,6 +143,7 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     tmem_fence("after")
     r_scores = cute.make_rmem_tensor(load.partition_D(_coordinates(BLOCK_K)).shape, Float32)
     cute.copy(load, t_scores, r_scores)
+    cute.arch.fence_view_async_tmem_load()
     values = cute.make_tensor(r_scores.iterator, cute.make_layout((1, BLOCK_K)))
     scale_log2 = _modify(context, place, block, values, masked)
 
