@@ -33,6 +33,8 @@ def run(kernel, loads, shared, g, dims, schedule):
     v_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
     queue_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, QUEUE_SLOTS)
     number = cute.arch.block_idx()[0]
+    # The last V of a tile is loaded after the next tile's first K: so the next tile is worked out in good time.
+    waiting = Values(Int32(0), Int32(0), Int32(-1))
     while number < schedule.count:
         tile = schedule.tile(number)
         number = scheduler.next_number(schedule, number, g.next_tile if plan.longest_first else None)
@@ -40,17 +42,30 @@ def run(kernel, loads, shared, g, dims, schedule):
         blocks, masked_steps, full_steps = _blocks(kernel, g, tile, geometry)
         queue_state = scheduler.announce(shared.work, queue_state, scheduler.Work(tile, masked_steps, full_steps))
 
-        q, k, v = _copies(kernel, loads, shared, tile)
+        kv_head = tile.head * plan.packed_heads // spec.group
+        q, k, v = _copies(kernel, loads, shared, tile, kv_head)
         block, cursor = _next(blocks, _begin(blocks))
         k_state = _load_keys(k, k_state, block, shared.blocks)
+        if waiting.block >= 0:
+            v_state = _load(_values(kernel, loads, shared, waiting), v_state, waiting.block)
         q_state = _load(q, q_state, 0)
         for _ in cutlass.range(masked_steps + full_steps, unroll=1):
             previous = block
             block, cursor = _next(blocks, cursor)
             k_state = _load_keys(k, k_state, block, shared.blocks)
             v_state = _load(v, v_state, previous)
-        v_state = _load(v, v_state, block)
+        waiting = Values(kv_head, tile.batch, block)
+    v_state = _load(_values(kernel, loads, shared, waiting), v_state, waiting.block)
     queue_state = scheduler.announce(shared.work, queue_state, scheduler.end_of_work())
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """A block of V that is still to be loaded; none if `block` is negative."""
+
+    kv_head: Int32
+    batch: Int32
+    block: Int32
 
 
 @cute.jit
@@ -80,23 +95,29 @@ def _next(blocks, cursor):
     return blocks.block(cursor), cursor + 1
 
 
-def _copies(kernel, loads, shared, tile) -> tuple[Copy, Copy, Copy]:
+def _copies(kernel, loads, shared, tile, kv_head) -> tuple[Copy, Copy, Copy]:
     """The tile's sources of Q (one tile), K and V (a mode of KV blocks)."""
     plan = kernel.plan
-    kv_head = tile.head * plan.packed_heads // kernel.spec.group
     q_index = tile.q_block if plan.packed_heads == 1 else (0, tile.q_block)
     q = cute.local_tile(loads.q[None, None, tile.head, tile.batch], plan.q_tile, (q_index, 0))
     k = cute.local_tile(loads.k[None, None, kv_head, tile.batch], (plan.block_k, plan.tile_dim), (None, 0))
-    v = cute.local_tile(loads.v[None, None, kv_head, tile.batch], (plan.value_tile_dim, plan.block_k), (0, None))
-    found = []
-    for atom, source, target, ring in (
-        (loads.q_atom, q, shared.q, shared.q_pipeline),
-        (loads.k_atom, k, shared.k, shared.k_pipeline),
-        (loads.v_atom, v, shared.v, shared.v_pipeline),
-    ):
-        target, source = copies.tma_partition(atom, target, source)
-        found.append(Copy(atom, source, target, ring))
-    return tuple(found)
+    return (
+        _copy(loads.q_atom, q, shared.q, shared.q_pipeline),
+        _copy(loads.k_atom, k, shared.k, shared.k_pipeline),
+        _values(kernel, loads, shared, Values(kv_head, tile.batch, Int32(0))),
+    )
+
+
+def _values(kernel, loads, shared, values: Values) -> Copy:
+    """The source of V of an example's KV head (a mode of KV blocks)."""
+    tile = (kernel.plan.value_tile_dim, kernel.plan.block_k)
+    v = cute.local_tile(loads.v[None, None, values.kv_head, values.batch], tile, (0, None))
+    return _copy(loads.v_atom, v, shared.v, shared.v_pipeline)
+
+
+def _copy(atom, source, target, ring) -> Copy:
+    target, source = copies.tma_partition(atom, target, source)
+    return Copy(atom, source, target, ring)
 
 
 def _load(copy: Copy, state, index):
