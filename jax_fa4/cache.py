@@ -45,6 +45,10 @@ class DiskCache:
                 continue
         return None
 
+    def contains(self, key: str) -> bool:
+        """Whether there is an artifact of any toolchain (it may still prove damaged)."""
+        return bool(self._files(f"{key}-*{_SUFFIX}"))
+
     def put(self, key: str, toolchain: str, artifact: Artifact) -> None:
         """Writes an artifact; then removes the least recently used ones beyond the limit."""
         try:

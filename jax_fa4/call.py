@@ -19,6 +19,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec
 
+from jax_fa4 import compile as compiler
 from jax_fa4 import indexing, plan, registry, targets
 from jax_fa4.blockwise import Gradients
 from jax_fa4.errors import Unsupported
@@ -49,11 +50,20 @@ def backward(
 
 
 def unsupported(backend: str, spec: AttentionSpec, operands: Operands, pass_: plan.Pass = "forward") -> str | None:
-    """Why the kernels cannot do one pass of a call, as a clause, decided from the spec alone; None if they can."""
+    """Why the kernels cannot do one pass of a call, as a clause; None if they can.
+
+    Depends on the spec and on what is installed, not on the arrays or on a GPU being present.
+    """
     try:
-        _archs(backend, spec, pass_)
+        archs = _archs(backend, spec, pass_)
+        registry.library_path()
     except Unsupported as error:
         return error.reason
+    except FileNotFoundError as error:
+        return str(error)
+    missing = [arch for arch in archs if not compiler.available(spec, arch, pass_)]
+    if missing:
+        return f"its {pass_} kernel for {', '.join(missing)} is in no cache and no compiler is installed"
     return None
 
 
@@ -64,10 +74,6 @@ def why_not(backend: str, spec: AttentionSpec, operands: Operands) -> str | None
         return reason
     if not backend.startswith(_EMULATE) and not targets.has_gpu():
         return "this process has no NVIDIA GPU"
-    try:
-        registry.library()
-    except OSError as error:
-        return str(error)
     return None
 
 
@@ -163,9 +169,9 @@ def _batch(axis_data, arrays: Sequence[jax.Array], dims: Sequence[int | None], *
 batching.fancy_primitive_batchers[attention_p] = _batch
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *values, call: KernelCall):
-    plain = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
-    inner = ctx.replace(avals_in=plain, avals_out=[jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_out])
+def _lower(ctx: Any, *values, call: KernelCall):
+    ins, outs = ([jax.core.ShapedArray(a.shape, a.dtype) for a in avals] for avals in (ctx.avals_in, ctx.avals_out))
+    inner = ctx.replace(avals_in=ins, avals_out=outs)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         if not _is_partitioned(ctx.module_context.axis_context):
             return mlir.lower_fun(functools.partial(_local, call), multiple_results=True)(inner, *values)
@@ -178,7 +184,8 @@ def _lower(ctx: mlir.LoweringRuleContext, *values, call: KernelCall):
 
 def _local(call: KernelCall, *arrays):
     if arrays[0].ndim > 4 and indexing.has_functions(call):
-        call, arrays = indexing.shifted(call, arrays, 0, 0)
+        here, values = indexing.shifted(call, arrays, 0, 0)
+        return launch(here, *values)
     return launch(call, *arrays)
 
 

@@ -119,6 +119,16 @@ def _from_disk_or_compiler(spec: AttentionSpec, arch: str, size: SizeClass, pass
     return compiled
 
 
+def available(spec: AttentionSpec, arch: str, pass_: Pass) -> bool:
+    """Whether `artifact` would succeed: a compiler is installed, or the kernel is in the cache."""
+    size = SizeClass.MANY_TILES
+    return (
+        toolchain() is not None
+        or (spec, choose_plan(spec, arch, size, pass_), arch, pass_) in _memory
+        or DiskCache().contains(artifact_key(spec, arch, size, pass_))
+    )
+
+
 def artifact_key(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) -> str:
     """Digest of all that an artifact depends on, but the compiler's version."""
     parts = (repr(spec), repr(choose_plan(spec, arch, size, pass_)), arch, pass_, HOST_TARGET, _sources(family(arch)))

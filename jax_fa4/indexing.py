@@ -57,17 +57,19 @@ def shifted(
         operands[prefix] += [named[f"{prefix}_{read + i}"] for i in range(function.operand_count)] + [place]
         return _shift(function, scalars)
 
-    parts = [
+    parts: list[masks.Mask] = [
         masks.Predicate(move("mask_operands", p.function, 4)) if isinstance(p, masks.Predicate) else p
         for p in call.spec.mask.parts
     ]
     mods = tuple(
         ScoreMap(move("score_operands", m.function, 5)) if isinstance(m, ScoreMap) else m for m in call.spec.score_mods
     )
-    mask = functools.reduce(lambda a, b: a & b, parts, masks.Full())
+    mask: masks.Mask = masks.Full()
+    for part in parts:
+        mask &= part
     here = dataclasses.replace(call, spec=dataclasses.replace(call.spec, mask=mask, score_mods=mods))
     extra = {f"{prefix}_{i}": x for prefix, values in operands.items() for i, x in enumerate(values)}
-    return here, [extra.get(b.name, named.get(b.name)) for b in here.inputs]
+    return here, [extra[b.name] if b.name in extra else named[b.name] for b in here.inputs]
 
 
 @functools.lru_cache(maxsize=256)

@@ -102,7 +102,7 @@ def _call(call: KernelCall, dims: abi.Dims, arrays: Sequence[jax.Array]) -> list
     outputs = [jax.ShapeDtypeStruct(b.dims(dims), b.dtype) for b in call.outputs]
     attributes = _attributes(call, tuple(artifacts), tuple(shared))
     results = jax.ffi.ffi_call(registry.TARGET, [*outputs, *_scratch(artifacts, dims)])(*arrays, **attributes)
-    return results[: len(outputs)]
+    return list(results)[: len(outputs)]
 
 
 def _scratch(artifacts: Sequence[Artifact], dims: abi.Dims) -> list[jax.ShapeDtypeStruct]:

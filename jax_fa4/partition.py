@@ -47,16 +47,16 @@ def _restore_scalars(call: KernelCall, arrays: Sequence[jax.Array]) -> list[jax.
 def _rule(call: KernelCall, mesh: jax.sharding.Mesh, values: Any, results: Any) -> tuple[str, dict[str, Any]]:
     """The einsum-like sharding rule, and what goes with it."""
     heads, kv_heads = values[0].shape[-2], values[1].shape[-2]
-    group = heads // kv_heads
+    group = heads // max(kv_heads, 1)
     whole_groups = all(kv_heads % size == 0 for size in mesh.shape.values())
     sizes: dict[str, int] = {}
-    if group == 1:
-        q_head, kv_head, replicated = "h", "h", set()
+    if group <= 1:
+        q_head, kv_head = "h", "h"
     elif whole_groups:
-        q_head, kv_head, replicated, sizes = "(h g)", "h", {"g"}, {"g": group}
+        q_head, kv_head, sizes = "(h g)", "h", {"g": group}
     else:
-        q_head, kv_head, replicated = "h", "k", {"k"}
-    names = {"S": "s", "T": "t", "H": q_head, "K": kv_head}
+        q_head, kv_head = "h", "k"
+    names: dict[Any, str] = {"S": "s", "T": "t", "H": q_head, "K": kv_head}
     factors: list[str] = []
 
     def text(index: int, buffer: Buffer) -> str:
@@ -70,8 +70,8 @@ def _rule(call: KernelCall, mesh: jax.sharding.Mesh, values: Any, results: Any) 
         return " ".join(words)
 
     sides = [[text(i, b) for i, b in enumerate(call.buffers) if b.kind == kind] for kind in ("in", "out")]
-    fixed = tuple(f for f in factors if f in replicated or f != "h")
-    return f"{', '.join(sides[0])} -> {', '.join(sides[1])}", {"need_replication_factors": fixed, **sizes}
+    replicated = tuple(f for f in factors if f != "h")
+    return f"{', '.join(sides[0])} -> {', '.join(sides[1])}", {"need_replication_factors": replicated, **sizes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,15 +118,14 @@ def _split(q: Any, k: Any) -> Split:
 
 def _partition(call: KernelCall, mesh: jax.sharding.Mesh, args: Sequence[Any], results: Sequence[Any]) -> tuple:
     split = _split(args[0], args[1])
-    group = args[0].shape[-2] // args[1].shape[-2]
+    group = call.spec.group
 
     def local(*arrays):
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-            arrays = _restore_scalars(call, arrays)
-            here, arrays = local_functions(call, arrays, split)
+            here, values = local_functions(call, _restore_scalars(call, arrays), split)
             if split.kv_split:
-                return tuple(launch(here, *arrays))
-            return tuple(_with_kv_heads_of_device(here, arrays, split, group))
+                return tuple(launch(here, *values))
+            return tuple(_with_kv_heads_of_device(here, values, split, group))
 
     ins = tuple(split.sharding(b) for b in call.inputs)
     outs = tuple(split.sharding(b) for b in call.outputs)

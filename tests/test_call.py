@@ -257,8 +257,7 @@ def test_types_of_results(plain):
 
 
 def test_targets_are_part_of_what_jit_keeps():
-    q, k, v = make(dim=64)
-    seen = []
+    q, seen = jnp.zeros(3), []
 
     @jax.jit
     def function(q):
@@ -277,12 +276,19 @@ def test_targets_are_part_of_what_jit_keeps():
 
 def test_a_backend_asked_for_by_name_says_why_it_cannot(monkeypatch):
     q, k, v = make(dim=64)
-    with pytest.raises(Unsupported, match="lowered for the CPU.*emulate:"):
+    with pytest.raises(Unsupported, match=r"lowered for the CPU.*emulate:"):
         jax.jit(attend("cuda"))(q, k, v)
     with pytest.raises(Unsupported, match="float32"):
         attend("emulate:sm_100a")(*[x.astype(jnp.float32) for x in (q, k, v)])
     spec, operands = make_spec(Arguments(q, k, v))
     assert "no NVIDIA GPU" in call.why_not("cuda", spec, operands)
+    with monkeypatch.context() as patch:
+        patch.setattr(call.compiler, "toolchain", lambda: None)
+        patch.setattr(call.compiler, "_memory", {})
+        patch.setenv("JAX_FA4_CACHE_DIR", "/nowhere")
+        assert "no compiler is installed" in call.unsupported("auto", spec, operands)
+        patch.setenv("JAX_FA4_LIBRARY", "/nowhere/library.so")
+        assert "pip install" in call.unsupported("auto", spec, operands)
     monkeypatch.setattr(targets, "_gpus", lambda: [type("Device", (), {"compute_capability": "8.0"})()])
     assert "sm_80a" in call.unsupported("auto", spec, operands)
 
@@ -322,7 +328,8 @@ def test_the_custom_call_refuses_a_damaged_program(library):
         ({"key": "c", "sm_90a": "no base64!"}, "base64"),
         ({"key": "d", "dims": np.zeros(3, np.int64)}, "'dims' must have 10 numbers"),
         ({"key": "e", "symbols": ""}, "no complete compiled module"),
-        ({"key": "f"}, "software GPU refuses a module for sm_90a"),
+        ({"key": "f"}, "was made for CUDA devices and cannot run on the cpu"),
+        ({"key": "g", "ptx": "no PTX"}, "software GPU refuses a module for sm_90a"),
     ):
         attributes = {name: x for name, x in (good | change).items() if x is not None}
         with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(words)):
