@@ -69,7 +69,8 @@ def geometry(operands: Operands) -> Geometry:
         rest |= {"window_left": o.window[0], "window_right": o.window[1]}
     if o.positions is None:
         return Geometry.bottom_right(q_length, kv_length, **rest)
-    return Geometry(q_length, kv_length, *(spread(o.positions[:, i]) for i in range(4)), **rest)
+    q_offset, q_stride, kv_offset, kv_stride = (spread(o.positions[:, i]) for i in range(4))
+    return Geometry(q_length, kv_length, q_offset, q_stride, kv_offset, kv_stride, **rest)
 
 
 def tile(operands: Operands, rows: jax.Array, columns: jax.Array) -> Tile:

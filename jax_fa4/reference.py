@@ -109,7 +109,8 @@ def _rounded_backward(spec, operands, lse, delta, do) -> Gradients:
     dv = _per_kv_head(jnp.einsum("bhst,bshe->bthe", _round(p, spec), do, precision="highest"), spec)
     dk = _per_kv_head(jnp.einsum("bhst,bshd->bthd", ds, q, precision="highest"), spec)
     dq = jnp.einsum("bhst,bthd->bshd", ds, k, precision="highest")
-    return Gradients(*(x.astype(spec.out_dtype) for x in (dq, dk, dv)), dbias, dlearned)
+    dq, dk, dv = (x.astype(spec.out_dtype) for x in (dq, dk, dv))
+    return Gradients(dq, dk, dv, dbias, dlearned)
 
 
 def results(o: Any, lse: Any, gradients: Operands | None = None) -> Results:

@@ -208,7 +208,8 @@ def _make_window(window: Any) -> tuple[Mask, jax.Array | None]:
     bounds: list[masks.Bound] = []
     arrays: list[Any] = []
     for side, value in zip(("left", "right"), window, strict=True):
-        if value is None or (isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 0):
+        integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if value is None or (integer and value >= 0):
             bounds.append(None if value is None else min(int(value), masks.UNBOUNDED))
             arrays.append(0)
         elif isinstance(value, jax.Array) and value.shape == () and jnp.issubdtype(value.dtype, jnp.integer):
