@@ -31,7 +31,9 @@ def spread(x):
 
 @jax.jit
 def ring(q, k, v, do):
-    run = lambda *x: ring_attention(*x, axis="sp", mesh=mesh, layout="zigzag", causal=True, backend="xla")
+    def run(*x):
+        return ring_attention(*x, axis="sp", mesh=mesh, layout="zigzag", causal=True, backend="xla")
+
     o, pull = jax.vjp(run, q, k, v)
     return o, *pull(do)
 

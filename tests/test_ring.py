@@ -341,11 +341,13 @@ def test_layout_positions_match_rope():
 
     def rotate(x, angles):
         a, b = jnp.split(x, 2, axis=-1)
-        return jnp.concatenate([a * jnp.cos(angles) - b * jnp.sin(angles), b * jnp.cos(angles) + a * jnp.sin(angles)], -1)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     laid = angles[layout_positions(48, "striped", 4)]
     q, k, v = (to_layout(x, "striped", 4) for x in (problem.q, problem.k, problem.v))
     run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(4), layout="striped", causal=True, backend="xla")
     o = from_layout(run(rotate(q, laid), rotate(k, laid), v), "striped", 4)
-    want = jax_fa4.attention(rotate(problem.q, angles), rotate(problem.k, angles), problem.v, causal=True, backend="xla")
+    q, k = (rotate(x, angles) for x in (problem.q, problem.k))
+    want = jax_fa4.attention(q, k, problem.v, causal=True, backend="xla")
     np.testing.assert_allclose(o, want, atol=1e-5)

@@ -33,7 +33,7 @@ def topology(devices):
 
 
 def schedule(devices, backward, rows=4096, **options):
-    """The transfers' and attention calls' order, computation by computation: strings of s(tart), d(one), a(ttention)."""
+    """The order of transfers and attention calls by computation: strings of s(tart), d(one) and a(ttention)."""
     registry.register()
     mesh = Mesh(np.array(topology(devices).devices), ("sp",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, P(None, "sp"))

@@ -62,7 +62,7 @@ def test_transfers(mask, layout, devices, q_rows, kv_rows):
             assert all(source in held for source, _ in hop.pairs)
             held = {destination: held[source] for source, destination in hop.pairs}
             assert all(owner == (i - hop.shift) % devices for i, owner in held.items())
-            seen |= {(i, owner) for i, owner in held.items()}
+            seen |= set(held.items())
             # A block travels on only while it is still needed somewhere.
             later = [h for h in chain.hops if chain.hops.index(h) >= chain.hops.index(hop)]
             assert all(any(needed[(o + h.shift) % devices, o] for h in later) for o in held.values())

@@ -40,7 +40,10 @@ class RingWorkload:
     @property
     def options(self) -> dict[str, Any]:
         """Keywords of `attention`."""
-        return {"full": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (4095, None)}}[self.kind]
+        masks: dict[str, dict[str, Any]] = {
+            "full": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (4095, None)},
+        }  # fmt: skip
+        return masks[self.kind]
 
     @property
     def layout(self) -> str:
@@ -207,7 +210,7 @@ def compare(tokens: int, backend: str, repeats: int) -> Iterator[dict[str, Any]]
             for _ in range(repeats)
         )
         errors = []
-        for x, y in zip(first, want, strict=True):
-            x, y = np.asarray(back(x), np.float32), np.asarray(y, np.float32)
-            errors.append(float(np.linalg.norm(x - y) / np.linalg.norm(y)))
+        for ring, one in zip(first, want, strict=True):
+            got, exact = np.asarray(back(jnp.asarray(ring)), np.float32), np.asarray(one, np.float32)
+            errors.append(float(np.linalg.norm(got - exact) / np.linalg.norm(exact)))
         yield {"compared": str(work), "relative_errors": errors, "bitwise_equal": f"{equal} of {repeats}"}

@@ -62,7 +62,8 @@ def main(arguments: argparse.Namespace) -> int:
     header["link GB/s, one way"] = f"{ring.link_bytes_per_s(mesh, megabytes) / 1e9:.1f}"
     for name, value in header.items():
         print(f"{name}: {value}")
-    rows, failed = [], False
+    rows: list[dict] = []
+    failed = False
     for row in ring.compare(arguments.compare, arguments.backend, arguments.repeats):
         failed |= max(row["relative_errors"]) > 5e-3 or not row["bitwise_equal"].startswith(f"{arguments.repeats} of")
         _emit(rows, row, header, arguments.json)

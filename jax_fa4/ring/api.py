@@ -187,11 +187,11 @@ class _Call:
 
         def body(*leaves: jax.Array) -> tuple[jax.Array, jax.Array]:
             local = jax.tree.unflatten(tree, leaves)
-            first = (
+            batch, heads = (
                 lax.axis_index(axis_names(axes)) * count if axes else 0
                 for axes, count in ((place.batch, local.q.shape[0]), (place.heads, local.q.shape[2]))
             )
-            return self._run(place.sequence, spec, local, tuple(first))
+            return self._run(place.sequence, spec, local, (batch, heads))
 
         mapped = jax.shard_map(
             body, mesh=place.mesh, in_specs=leaf_specs, axis_names=place.names,

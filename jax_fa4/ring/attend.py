@@ -28,14 +28,10 @@ def attend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) ->
     """
     partial = dataclasses.replace(spec, sink=False, float32_out=True, positions=depends_on_position(spec))
     step = backends.resolve(backend, partial, operands)
-    plain = backends.XLA if step.plain_forward is not None else None
-    rule = vjp.Rule(
-        spec,
-        Backward(ring, step, send_packed),
-        plain_forward=plain and Forward(ring, plain, send),
-        plain_backward=plain and Backward(ring, plain, send),
-        name=backend,
-    )
+    plain_forward = plain_backward = None
+    if step.plain_forward is not None:
+        plain_forward, plain_backward = Forward(ring, backends.XLA, send), Backward(ring, backends.XLA, send)
+    rule = vjp.Rule(spec, Backward(ring, step, send_packed), plain_forward, plain_backward, backend)
     return vjp.attend(rule, Forward(ring, step, send_packed), operands)
 
 

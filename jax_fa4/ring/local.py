@@ -149,14 +149,14 @@ class Call(NamedTuple):
         """
 
         def visit(block: Block, state: Any, shifts: tuple[Any, ...]) -> tuple:
-            left = None
+            left: tuple[jax.Array, jax.Array] | None = None
             for part in self._parts(block, shifts):
                 rows = (self._rows(x, part.q_chunk, axis) for x, axis in ((lse, 2), (delta, 2), (do, 1)))
                 new = self.backend.backward(*self._part_call(part, block, shifts), *rows)
                 dq, dscores = (None, None) if state is None else state
                 dscores = new.dscore_operands if state is None else jax.tree.map(jnp.add, dscores, new.dscore_operands)
                 state = self._add(dq, new.dq, part.q_chunk), dscores
-                dk, dv = (None, None) if left is None else left
+                dk, dv = left or (None, None)
                 left = self._add(dk, new.dk, part.kv_chunk), self._add(dv, new.dv, part.kv_chunk)
             return state, left
 
@@ -196,7 +196,7 @@ class Call(NamedTuple):
         else:
             q_length = o.q.shape[1] * self.ring.size if o.q_lengths is None else o.q_lengths
             kv_length = o.k.shape[1] * self.ring.size if o.kv_lengths is None else o.kv_lengths
-            base = [kv_length - q_length, 1, 0, 1]
+            base = [jnp.asarray(x) for x in (kv_length - q_length, 1, 0, 1)]
         columns = [
             base[0] + base[1] * q_affine[0], base[1] * q_affine[1],
             base[2] + base[3] * kv_affine[0], base[3] * kv_affine[1],

@@ -116,7 +116,7 @@ def make_levels(axes: dict[str, int], needed: np.ndarray) -> tuple[Level, ...]:
     levels = []
     for index, (axis, size) in enumerate(axes.items()):
         others = tuple(d for d in range(2 * len(sizes)) if d % len(sizes) != index)
-        levels.append(Level(axis, size, _chains(grid.any(axis=others))))
+        levels.append(Level(axis, size, _chains(np.asarray(grid.any(axis=others)))))
     return tuple(levels)
 
 
