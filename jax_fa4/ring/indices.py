@@ -38,7 +38,11 @@ def with_global_indices(
 
 
 def _wrap(
-    items: tuple, kind: type[ScoreMap] | type[Predicate], wrapper: Callable, operands: tuple[jax.Array, ...], extra: tuple[jax.Array, Any]
+    items: tuple,
+    kind: type[ScoreMap] | type[Predicate],
+    wrapper: Callable,
+    operands: tuple[jax.Array, ...],
+    extra: tuple[jax.Array, Any],
 ) -> tuple[tuple, tuple[jax.Array, ...]]:
     """The items, with each function of class `kind` wrapped, and the arrays that they then read."""
     offset, dtype = extra
