@@ -1,6 +1,7 @@
 """Compiling without a GPU, artifacts as bytes, and the caches."""
 
 import concurrent.futures
+import ctypes
 import dataclasses
 import json
 import os
@@ -12,7 +13,7 @@ import pytest
 from toy_kernel import ScaledCopy
 
 from jax_fa4 import compile as compiler
-from jax_fa4 import elf, masks
+from jax_fa4 import elf, masks, runtime
 from jax_fa4.__main__ import main
 from jax_fa4.artifact import Artifact, DamagedArtifact
 from jax_fa4.cache import DiskCache
@@ -102,6 +103,30 @@ def test_artifact_as_bytes(toy):
     for damaged in (data[:-1], data[:100], b"", data[:500] + bytes([data[500] ^ 1]) + data[501:]):
         with pytest.raises(DamagedArtifact):
             Artifact.from_bytes(damaged)
+
+
+def test_arguments_of_a_host_function(toy):
+    dims = abi.Dims(2, 17, 18, 4, 3, 132)
+    pointers = {b.name: 4096 * (i + 1) for i, b in enumerate(toy.buffers)}
+    arguments = runtime.Arguments(toy, pointers, dims, stream=77)
+    assert len(arguments) == 6 + 1 + 4 + 1
+    integers = [ctypes.c_int32.from_address(p).value for p in arguments.vector[:6]]
+    addresses = [ctypes.c_uint64.from_address(p).value for p in arguments.vector[6:11]]
+    assert integers == [2, 17, 18, 4, 3, 132]
+    assert addresses == [77, 4096, 8192, 12288, 16384]
+    assert arguments.vector[11] == ctypes.addressof(arguments.result)
+    with pytest.raises(ValueError, match="partial"):
+        runtime.Arguments(toy, {"x": 1, "scaled": 1, "total": 1}, dims)
+
+
+def test_where_the_runtime_library_is(monkeypatch, tmp_path):
+    assert runtime.library_path().endswith("libcute_dsl_runtime.so")
+    file = tmp_path / "mine.so"
+    monkeypatch.setenv("JAX_FA4_RUNTIME", str(file))
+    with pytest.raises(FileNotFoundError, match="JAX_FA4_RUNTIME"):
+        runtime.library_path()
+    file.touch()
+    assert runtime.library_path() == str(file)
 
 
 def test_not_an_elf_image():
