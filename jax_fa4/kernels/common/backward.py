@@ -142,6 +142,7 @@ def score_gradients(p: Fragment, dp: cute.Tensor, delta: Any, slopes: cute.Tenso
         ds = p.values[i] * (dp[i] - delta[p.slots(i)[0]])
         if slopes is not None:
             product = ds * slopes[i].to(Float32)
-            # A user's function may have no finite slope where P is 0.
-            ds = product if slopes.element_type is Float16 else cutlass.select_(p.values[i] == 0.0, Float32(0.0), product)
+            if slopes.element_type is Float32:  # a user's function may have no finite slope where P is 0
+                product = cutlass.select_(p.values[i] == 0.0, Float32(0.0), product)
+            ds = product
         dp[i] = ds

@@ -14,7 +14,7 @@ WARPGROUP_AND_WARP = 128 + 32
 
 @cute.jit
 def stage_dq(consumer, dq: cute.Tensor):
-    """Writes this warpgroup's part of (a slice of) dQ to shared memory, in its registers' order (`finish` undoes it)."""
+    """Writes this warpgroup's part of (a slice of) dQ to shared memory, in register order (`finish` undoes it)."""
     group = consumer.warpgroup
     cute.arch.barrier(barrier_id=Barrier.DQ_EMPTY + group, number_of_threads=WARPGROUP_AND_WARP)
     target = consumer.shared.dq[None, consumer.thread % 128, None, group]

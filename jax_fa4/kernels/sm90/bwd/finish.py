@@ -8,7 +8,13 @@ from jax_fa4.kernels.common import softmax
 
 
 @cute.kernel
-def finish(product: cute.TiledMma, dq_accumulator: cute.Tensor, dq: cute.Tensor, plan: cutlass.Constexpr, scale: cutlass.Constexpr[float]):
+def finish(
+    product: cute.TiledMma,
+    dq_accumulator: cute.Tensor,
+    dq: cute.Tensor,
+    plan: cutlass.Constexpr,
+    scale: cutlass.Constexpr[float],
+):
     """One tile of dQ; as many threads as the consumers that made it, each with the registers that it had there."""
     block, head, batch = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()

@@ -11,8 +11,7 @@ from cutlass.cute.nvgpu import warp
 
 from jax_fa4.kernels.common import backward
 from jax_fa4.kernels.sm90.bwd.layouts import transposed
-from jax_fa4.kernels.sm90.bwd.pipes import buffer
-
+from jax_fa4.kernels.sm90.bwd.pipes import buffer, release
 
 EAGER_GROUPS = 8
 """Groups of 8 queries whose statistics a thread holds at once: 16 registers."""
@@ -39,7 +38,7 @@ class Operands:
     dv: cute.Tensor
 
     @classmethod
-    def make(cls, products, shared, plan, thread: Int32) -> "Operands":
+    def make(cls, products, shared, plan, thread: Int32) -> Operands:
         p = plan
         scores, dv, dk, dq = (m.get_slice(thread) for m in (products.scores, products.dv, products.dk, products.dq))
 
@@ -121,7 +120,7 @@ class Statistics:
 
 
 def scores_fragment(consumer, scores: cute.Tensor, block: Int32, head: Int32, tile) -> backward.Fragment:
-    """Which scores an accumulator ((2, 2, query groups), 1, 1) holds: two keys, a quarter of the warpgroup's queries."""
+    """Which scores an accumulator ((2, 2, groups), 1, 1) holds: two keys, a quarter of the warpgroup's queries."""
     plan = consumer.plan
     return backward.Fragment(
         scores, lambda i: (i % 2 + 2 * (i // 4), i // 2 % 2),
@@ -139,8 +138,8 @@ def begin(consumer, tiles_done: Int32) -> None:
 
 def end(consumer, tiles_done: Int32) -> None:
     """Lets the producer replace K and V."""
-    consumer.pipes.k.consumer_release(buffer(tiles_done, 1))
-    consumer.pipes.v.consumer_release(buffer(tiles_done, 1))
+    release(consumer.pipes.k, buffer(tiles_done, 1))
+    release(consumer.pipes.v, buffer(tiles_done, 1))
 
 
 def clear(consumer) -> None:

@@ -1,7 +1,6 @@
 """Shared-memory layouts, matrix products and the kernel's arguments as its roles see them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -33,9 +32,9 @@ def transposed(tensor: cute.Tensor) -> cute.Tensor:
 class Products:
     """The tiled products of a step. Keys are the rows of the scores: S^T = K Q^T, dP^T = V dO^T.
 
-    Warpgroups share the keys: P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. In a `wide`
-    plan each has all keys, and they share the columns: all left operands come from shared memory. dQ = dS K always reads
-    dS from there.
+    Warpgroups share the keys: P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. In a
+    `wide` plan each has all keys, and they share the columns: all left operands come from shared memory. dQ = dS K
+    always reads dS from there.
     """
 
     scores: cute.TiledMma
@@ -51,7 +50,8 @@ class Products:
         def product(a_major, b_major, columns, split, a=shared):
             if split is by_columns:
                 columns //= plan.consumers
-            return hopper_helpers.make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, split, (64, columns), a)
+            tile = (64, columns)
+            return hopper_helpers.make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, split, tile, a)
 
         split, left = (by_columns, shared) if plan.wide else (by_rows, registers)
         return cls(
@@ -113,12 +113,12 @@ class Shared:
             return memory.allocate_tensor(Float32, cute.make_layout((p.block_q, stages)), 128)
 
         p = plan
-        dq_layout = cute.make_layout((4, 128, p.dq_floats // (512 * p.consumers * p.dq_slices), p.consumers))
+        part = p.dq_floats // (p.consumers * p.dq_slices)
         return cls(
             q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.tile_d, None, p.panel_d),
             v=tile(p.block_k, p.tile_e, None, p.panel_e), do=tile(p.block_q, p.tile_e, p.do_stages, p.panel_e),
             ds=tile(p.block_k, p.block_q, p.ds_stages), p=tile(p.block_k, p.block_q, p.ds_stages) if p.wide else None,
-            dq=memory.allocate_tensor(Float32, dq_layout, 1024),
+            dq=memory.allocate_tensor(Float32, cute.make_layout((4, 128, part // 512, p.consumers)), 1024),
             lse=statistic(p.q_stages), delta=statistic(p.do_stages),
             numbers=memory.allocate_tensor(Int32, cute.make_layout((NUMBER_STAGES,)), 16),
         )

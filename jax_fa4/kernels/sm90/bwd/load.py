@@ -1,4 +1,4 @@
-"""The producer warp: brings K and V of each key tile, and the query blocks' Q, LSE, dO and delta, into shared memory."""
+"""The producer warp: brings K and V of each key tile, and the blocks of Q, LSE, dO and delta, into shared memory."""
 
 from __future__ import annotations
 
@@ -74,13 +74,12 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
             _load_rows(q, steps_done, block, head, tile.batch)
             _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, tile, tiles_done)
             _load_rows(do, steps_done, block, head, tile.batch)
-        number = schedule.draw(pipes, shared, g.tile_counter, turn)
-        turn += 1
-        if count > 0:
-            block, head = steps.start, tile.head * group
             for step in cutlass.range(1, count, unroll=1):
                 block, head = steps.following(block, head)
                 _load_rows(q, steps_done + step, block, head, tile.batch)
                 _load_rows(do, steps_done + step, block, head, tile.batch)
             tiles_done += 1
             steps_done += count
+        # Drawn as late as the loads allow, so that a block in a long tile does not hold back a number.
+        number = schedule.draw(pipes, shared, g.tile_counter, turn)
+        turn += 1

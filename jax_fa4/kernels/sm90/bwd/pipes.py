@@ -55,7 +55,7 @@ class Pipes:
     numbers: PipelineAsync
 
     @classmethod
-    def make(cls, plan) -> "Pipes":
+    def make(cls, plan) -> Pipes:
         p = plan
         warps = 4 * p.consumers
         readers = warps + 1  # the store warp
@@ -79,6 +79,13 @@ class Pipes:
             k=ring(1, p.block_k, p.tile_d), v=ring(1, p.block_k, p.tile_e),
             ds=ring(p.ds_stages, writers=warps), numbers=ring(NUMBER_STAGES, writers=1, readers=readers),
         )
+
+
+@cute.jit
+def release(ring, state):
+    """Tells the producer that this warp has no more use for a buffer."""
+    with cute.arch.elect_one():
+        ring.sync_object_empty.arrive(state.index, ring.consumer_mask)
 
 
 @cute.jit

@@ -18,8 +18,8 @@ ALIGNMENT_BYTES = 1024
 class BackwardPlan:
     """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
 
-    Consumer warpgroups share the keys, 64 each, or, in a wide plan (64 keys in all), they share columns: see `consumer` and
-    `wide`.
+    Consumer warpgroups share the keys, 64 each (see `consumer`); in a wide plan, with 64 keys in all, they share columns
+    (see `wide`).
 
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
@@ -65,11 +65,6 @@ class BackwardPlan:
     def dq_by_rows(self) -> bool:
         """Whether consumers share dQ by rows (64 each) or by columns."""
         return self.block_q == 64 * self.consumers
-
-    @property
-    def defers_dq(self) -> bool:
-        """Whether dQ stays in registers until the next step's S is on its way; wide blocks of queries leave no room."""
-        return self.block_q <= 64
 
     @property
     def dq_floats(self) -> int:
@@ -121,4 +116,6 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         return BackwardPlan(128, 128, tile_d, tile_e, ds_stages=2)
     if max(tile_d, tile_e) <= 128:
         return BackwardPlan(64, 128, tile_d, tile_e)
-    return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=2, dq_slices=2 if tile_d > 192 else 1)
+    if tile_d == 256:
+        return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=2, dq_slices=2)
+    return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1 if tile_e == 256 else 2, ds_stages=2)

@@ -10,7 +10,7 @@ from cutlass import Int32, Int64
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common import sequence
-from jax_fa4.kernels.sm90.bwd.pipes import NUMBER_STAGES, buffer, free_buffer
+from jax_fa4.kernels.sm90.bwd.pipes import NUMBER_STAGES, buffer, free_buffer, release
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,10 @@ class KeyTile:
 
 @dataclasses.dataclass(frozen=True)
 class KeySchedule:
-    """Tile numbers in the order in which they are to start. A block begins with its own number, and draws the next from a
-    counter in global memory (`draw`), so that blocks with short tiles get more of them.
+    """Tile numbers in the order in which they are to start.
+
+    A block begins with its own number, and draws the next from a counter in global memory (`draw`), so that blocks with
+    short tiles get more of them.
 
     KV heads are taken in sections, as many as keep their Q, dO and dQ in the L2 cache together. Within a section the
     first key tiles of all heads come first: under a causal mask these have the longest loops. `first_block` and
@@ -126,6 +128,5 @@ def receive(pipes, shared, turn: Int32) -> Int32:
     pipes.numbers.consumer_wait(state)
     number = cute.arch.make_warp_uniform(shared.numbers[state.index])
     cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        pipes.numbers.consumer_release(state)
+    release(pipes.numbers, state)
     return number

@@ -1,8 +1,7 @@
-"""A consumer warpgroup for wide heads: all 64 keys of the block, but half the queries of the scores and half the columns of
-dK, dV and dQ.
+"""A consumer warpgroup for wide heads: all 64 keys, half the queries of the scores, half the columns of dK, dV and dQ.
 
-The registers of a block hold dK and dV of only 64 keys when heads are wide, so the warpgroups share the keys, and P and dS
-pass through shared memory. One step of the loop, for query block j, with P(j) and dP(j) in registers:
+The registers of a block hold dK and dV of only 64 keys when heads are wide, so the warpgroups share the keys, and P and
+dS pass through shared memory. One step of the loop, for query block j, with P(j) and dP(j) in registers:
 
     dS(j), and with P(j) into shared memory; meet the other warpgroup
     issue dV += P^T dO, dK += dS^T Q, dQ(j) = dS K
@@ -28,7 +27,7 @@ from jax_fa4.kernels.common import backward, softmax
 from jax_fa4.kernels.sm90.bwd import epilogue, schedule
 from jax_fa4.kernels.sm90.bwd.fragments import Consumer, Statistics, begin, clear, end, scores_fragment
 from jax_fa4.kernels.sm90.bwd.layouts import multiply
-from jax_fa4.kernels.sm90.bwd.pipes import Barrier, buffer
+from jax_fa4.kernels.sm90.bwd.pipes import Barrier, buffer, release
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,7 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
 
 @cute.jit
 def step(work, next_block, next_head, number, last: cutlass.Constexpr[bool]):
-    """Gradients of the step with this number, and, unless it is the tile's `last`, P and dP of the next, for that block."""
+    """Gradients of the step with this number, and P and dP of the next block, unless the step is the tile's `last`."""
     consumer = work.consumer
     plan, products, o, pipes = consumer.plan, consumer.products, consumer.operands, consumer.pipes
     q, do, ds = buffer(number, plan.q_stages), buffer(number, plan.do_stages), buffer(number, plan.ds_stages)
@@ -88,11 +87,11 @@ def step(work, next_block, next_head, number, last: cutlass.Constexpr[bool]):
     multiply(products.dk, o.dk, o.dk_ds[None, None, None, ds.index], o.dk_q[None, None, None, q.index], True)
     dq = issue_dq(consumer, ds.index, 0)
     warpgroup.wait_group(2)
-    pipes.do.consumer_release(do)
+    release(pipes.do, do)
     if cutlass.const_expr(not last):
         issue_scores(work, number + 1)
     warpgroup.wait_group(1 if last else 2)
-    pipes.q.consumer_release(q)
+    release(pipes.q, q)
     warpgroup.wait_group(0 if last else 1)
     epilogue.stage_dq(consumer, dq)
     if cutlass.const_expr(plan.dq_slices == 1):
@@ -144,8 +143,9 @@ def issue_dq(consumer, stage: Int32, part: int) -> cute.Tensor:
     plan, product, o = consumer.plan, consumer.products.dq, consumer.operands
     shape = (plan.block_q, plan.tile_d // plan.dq_slices)
     dq = cute.make_rmem_tensor(product.partition_shape_C(shape), Float32)
-    columns = cute.make_tensor(o.dq_k[None, part, None].iterator, cute.append(o.dq_k[None, part, None].layout, cute.make_layout(1)))
-    k = cute.make_tensor(columns.iterator, cute.select(columns.layout, mode=[0, 2, 1]))
+    columns = o.dq_k[None, part, None]  # (values, k); a product takes (values, column tiles, k)
+    layout = cute.append(columns.layout, cute.make_layout(1))
+    k = cute.make_tensor(columns.iterator, cute.select(layout, mode=[0, 2, 1]))
     multiply(product, dq, o.dq_ds[None, None, None, stage], k, False)
     return dq
 
