@@ -99,7 +99,7 @@ def plot(losses: list[float], before: float, after: float, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(np.arange(1, len(losses) + 1), losses, lw=0.8, alpha=0.8, label="training")
-    axes.plot([0, len(losses)], [before, after], "o--", label="held out")
+    axes.plot([0, len(losses)], [before, after], "o", ms=8, label=f"held out: {before:.2f} to {after:.2f}")
     axes.set(xlabel="step", ylabel="nats per byte", title="Byte-level language model, jax_fa4.attention")
     axes.grid(alpha=0.3)
     axes.legend()

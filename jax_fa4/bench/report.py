@@ -63,7 +63,7 @@ def speed_plot(rows: list[dict], path: Path) -> None:
     unit, scale = _unit(rows)
     width = 0.8 / len(peers)
     size = (max(6.0, 1.1 * len(workloads)), 3.2 * len(directions))
-    figure, panels = plt.subplots(len(directions), 1, figsize=size, layout="constrained", squeeze=False)
+    figure, panels = plt.subplots(len(directions), 1, figsize=size, layout="constrained", squeeze=False, sharex=True)
     for axes, direction in zip(panels[:, 0], directions, strict=True):
         for i, peer in enumerate(peers):
             rates = {row["workload"]: row["flops_per_s"] or 0.0 for row in rows
