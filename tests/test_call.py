@@ -123,10 +123,28 @@ def test_query_heads_of_a_device_that_begin_within_a_group(plain):
     assert_same(with_gradients(attend())(*placed), with_gradients(dense())(*arrays))
 
 
-def test_a_split_sequence_is_gathered(plain):
-    mesh, arrays = mesh_of(AxisType.Auto), make()
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": False, "window": (5, jnp.int32(2)), "q_position": (jnp.arange(4), 2)},
+        {
+            "q_lengths": jnp.array([12, 3, 7, 0]), "kv_lengths": jnp.array([20, 12, 2, 5]),
+            "q_segment_ids": jnp.ones((4, 12), int), "kv_segment_ids": jnp.arange(80).reshape(4, 20) % 2,
+        },
+    ],
+    ids=["causal", "positions", "lengths"],
+)
+def test_a_split_sequence_keeps_its_rows_and_gathers_keys(plain, options):
+    mesh, arrays = mesh_of(AxisType.Auto), make(columns=20)
     placed = [jax.device_put(x, NamedSharding(mesh, P("data", "model"))) for x in arrays]
-    assert_same(jax.jit(attend())(*placed), dense()(*arrays))
+    compiled = with_gradients(attend(**options)).lower(*placed).compile()
+    grads, out = compiled(*placed)
+    assert out.sharding.is_equivalent_to(placed[0].sharding, out.ndim)
+    assert set(collectives(compiled)) <= {"all-gather", "all-reduce"}
+    gathered = re.findall(r"= (\S+?)\[([\d,]+)\]\S* all-gather\(", compiled.as_text())
+    assert all(shape.split(",")[1] == "20" for _, shape in gathered), gathered  # keys alone
+    assert_same((grads, out), with_gradients(dense(**options))(*arrays))
 
 
 def test_every_operand_splits(plain):
@@ -356,3 +374,11 @@ def test_emulated_kernel_from_two_threads(library):
     for thread in threads:
         thread.join()
     assert len(results) == 2 and all(np.array_equal(x, np.asarray(wanted)) for x in results)
+
+
+def test_emulated_kernel_split_over_devices(library):
+    arrays = make(2, 128, 4, 2, 64)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    for spec in (P("data", None, "model"), P("data", "model")):
+        placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]
+        assert_same(jax.jit(attend())(*placed), dense()(*arrays))
