@@ -63,6 +63,23 @@ def section_heads(longest_first: bool, group: int, kv_bytes_per_head, l2_bytes: 
     return Int32(group) * kv_heads
 
 
+@cute.kernel
+def reset(counter: cute.Tensor):
+    """Zeroes the counter that hands out tiles."""
+    counter[0] = Int32(0)
+
+
+@cute.jit
+def launch_reset(schedule: TileSchedule, counter: cute.Tensor, ctas: Int32, stream):
+    """Launches `reset`, if there are more tiles than CTAs: else the counter is not used."""
+    if schedule.count > ctas:
+        _launch_reset(counter, stream)
+
+
+def _launch_reset(counter: cute.Tensor, stream) -> None:
+    reset(counter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+
 @cute.jit
 def next_number(schedule: TileSchedule, number: Int32, counter: Any):
     """The tile that follows: the CTA's next in turn, or with a `counter` (zero at launch) the next that nobody has.

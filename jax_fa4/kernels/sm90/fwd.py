@@ -8,8 +8,8 @@ previous block's P multiplies V, and warpgroups take turns on the tensor cores.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import math
 from typing import Any
 
 import cutlass
@@ -65,6 +65,7 @@ class Forward:
     def __init__(self, spec, plan: ForwardPlan):
         self.spec = spec
         self.plan = plan
+        self.short = Forward(spec, plan.short) if plan.short else None
         scratch = (abi.scratch("next_tile", "int32", (1,)),) if plan.longest_first else ()
         if segments.in_mask(spec.mask):
             scratch += segments.scratch(plan.block_positions, plan.block_k)
@@ -98,6 +99,13 @@ class Forward:
 
     @cute.jit
     def __call__(self, g, dims, stream):
+        if const_expr(self.short is None):
+            _launch(self, g, dims, stream)
+        else:
+            _launch_by_length(self, g, dims, stream)
+
+    def launch(self, g, dims, stream):
+        """Launches the kernel on tensors `g` (see `kernels.common.entry`)."""
         plan = self.plan
         q_layout, k_layout, v_layout = self.layouts()
         q_atom, q = copies.tma_load_atom(
@@ -115,9 +123,9 @@ class Forward:
         section = scheduler.section_heads(plan.longest_first, sharing, kv_bytes, plan.section_bytes)
         schedule = scheduler.TileSchedule(q_blocks, dims.H // plan.packed_heads, dims.B, section)
         grid = cutlass.min(dims.sm_count, schedule.count)
-        if const_expr(plan.longest_first):
-            self.reset(g.next_tile).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
-        if const_expr(segments.in_mask(self.spec.mask)):
+        if plan.longest_first:
+            scheduler.launch_reset(schedule, g.next_tile, dims.sm_count, stream)
+        if segments.in_mask(self.spec.mask):
             segments.launch_bounds(g, dims, plan.block_positions, plan.block_k, stream)
         self.kernel(
             Loads(q_atom, q, k_atom, k, v_atom, v), self.products(), (q_layout, k_layout, v_layout), g, dims, schedule
@@ -127,11 +135,6 @@ class Forward:
             stream=stream,
             min_blocks_per_mp=1,
         )
-
-    @cute.kernel
-    def reset(self, next_tile):
-        """Zeroes the counter that hands out tiles."""
-        next_tile[0] = Int32(0)
 
     @cute.kernel
     def kernel(self, loads: Loads, products: Products, layouts, g, dims, schedule):
@@ -168,3 +171,18 @@ class Forward:
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             consumer.run(self, products, shared, g, dims, schedule)
+
+
+def _launch(kernel: Forward, g, dims, stream) -> None:
+    # A launch rebinds the members of the namespace that it is given to the kernel's own arguments: hence copies.
+    kernel.launch(copy.copy(g), dims, stream)
+
+
+@cute.jit
+def _launch_by_length(kernel: cutlass.Constexpr, g, dims, stream):
+    """The kernel for short sequences, or the one for long ones."""
+    if dims.S <= kernel.plan.short_rows:
+        _launch(kernel.short, g, dims, stream)
+    else:
+        _launch(kernel, g, dims, stream)
+

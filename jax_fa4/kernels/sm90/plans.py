@@ -13,6 +13,9 @@ REGISTERS = 65536
 L2_SECTION_BYTES = 24 << 20
 """K and V of the heads that are worked on together: half of the L2 cache of an H100."""
 
+SHORT_ROWS = 1536
+"""Up to here tiles of 128 rows are faster than tiles of 192 (D = 64)."""
+
 _TILE_DIMS = (32, 64, 96, 128, 192, 256)
 
 
@@ -33,6 +36,8 @@ class ForwardPlan:
             r % packed_heads of the group. 1, or the whole group.
         longest_first: order tiles so that those with most KV blocks start first.
         exp2_emulated_eighths, lazy_maximum: see `kernels.common.softmax.SoftmaxStrategy`.
+        short: the plan for up to `short_rows` query rows, where tall tiles would end half empty; both are in one artifact,
+            and the host function picks by the length.
         producer_registers, consumer_registers: per thread, set at the start of the roles.
     """
 
@@ -44,10 +49,12 @@ class ForwardPlan:
     longest_first: bool
     packed_heads: int = 1
     q_stages: int = 1
-    turns: Literal["none", "tiles", "blocks"] = "tiles"
+    turns: Literal["none", "tiles", "blocks"] = "none"
     section_bytes: int = L2_SECTION_BYTES
     exp2_emulated_eighths: int = 0
     lazy_maximum: bool = True
+    short: "ForwardPlan | None" = None
+    short_rows: int = 0
     arch: str = "sm_90a"
 
     def __post_init__(self):
@@ -101,28 +108,37 @@ def round_up_dim(dim: int) -> int:
 
 def is_causal(mask: masks.Mask) -> bool:
     """Whether later query rows see more keys, so that tiles differ in length."""
-    lefts = [part for part in mask.parts if isinstance(part, masks.Window) and part.left is not None]
-    rights = [p for p in mask.parts if isinstance(p, masks.Causal) or (isinstance(p, masks.Window) and p.right is not None)]
-    return bool(rights) and not lefts
+    windows = [part for part in mask.parts if isinstance(part, masks.Window)]
+    causal = any(isinstance(part, masks.Causal) for part in mask.parts) or any(w.right is not None for w in windows)
+    return causal and all(w.left is None for w in windows)
 
 
 def forward_plan(spec: AttentionSpec) -> ForwardPlan:
     """The plan for a spec, by head dims and mask."""
     tile_dim, value_tile_dim = round_up_dim(spec.head_dim), round_up_dim(spec.value_head_dim)
     largest = max(tile_dim, value_tile_dim)
-    q_stages = 1
+
+    def plan(block_q: int, block_k: int, stages: int, q_stages: int, **rest) -> ForwardPlan:
+        packed_heads = spec.group if block_q % spec.group == 0 else 1
+        return ForwardPlan(
+            block_q, block_k, stages, tile_dim, value_tile_dim, longest_first=is_causal(spec.mask),
+            packed_heads=packed_heads, q_stages=q_stages, **rest,
+        )  # fmt: skip
+
+    causal = is_causal(spec.mask)
     if largest <= 64:
-        block_q, block_k, stages, q_stages = 128, 128, 3, 2
-    elif largest <= 128:
-        block_q, block_k, stages, q_stages = 128, 128, 2, 2
-    elif value_tile_dim <= 128:
-        block_q, block_k, stages = 128, 128, 2
-    elif largest <= 192:
-        block_q, block_k, stages = 128, 96, 2
-    else:
-        block_q, block_k, stages = 128, 80, 2
-    packed_heads = spec.group if block_q % spec.group == 0 else 1
-    return ForwardPlan(
-        block_q, block_k, stages, tile_dim, value_tile_dim, longest_first=is_causal(spec.mask), packed_heads=packed_heads,
-        q_stages=q_stages,
-    )  # fmt: skip
+        short = plan(128, 128, 3, 2, turns="none" if causal else "tiles")
+        if is_simple(spec):
+            return plan(192, 96, 3, 2, short=short, short_rows=SHORT_ROWS)
+        return short
+    if largest <= 128:
+        return plan(128, 128, 2, 2, turns="blocks" if causal else "none")
+    if value_tile_dim <= 128:
+        return plan(128, 128, 2, 1)
+    return plan(128, 96 if largest <= 192 else 80, 2, 1)
+
+
+def is_simple(spec: AttentionSpec) -> bool:
+    """Whether the softmax's registers leave room for three consumer warpgroups, and a second kernel costs little."""
+    elementwise = (masks.Segments, masks.Predicate)
+    return not spec.score_mods and not any(isinstance(part, elementwise) for part in spec.mask.parts)
