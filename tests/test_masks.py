@@ -46,7 +46,7 @@ def situations(draw):
     return mask, rows, columns, geometry
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(situations(), st.integers(1, 6), st.integers(1, 6))
 def test_views_agree(situation, block_q, block_k):
     mask, rows, columns, g = situation
@@ -77,7 +77,7 @@ def test_views_agree(situation, block_q, block_k):
         assert here[full_start * block_q : full_end * block_q].all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(situations())
 def test_dense_view(situation):
     mask, rows, columns, g = situation

@@ -98,7 +98,7 @@ def test_finite_differences_in_both_modes():
         assert o.dtype == lse.dtype == jnp.float64
 
 
-@pytest.mark.parametrize("axes", [(0, None, None), (None, None, 1), (0, 2, 1)])
+@pytest.mark.parametrize("axes", [(0, None, None), (0, 2, 1)])
 def test_vmap_of_grad_and_grad_of_vmap(axes):
     args = tuple(x if a is None else jnp.stack([x, 0.5 * x, -x], axis=a)
                  for x, a in zip(inputs(), axes, strict=True))
@@ -201,7 +201,8 @@ def test_remat_runs_the_forward_once():
 
 @pytest.mark.slow
 def test_remat_runs_the_forward_once_under_the_coming_remat():
-    code = "import test_vjp as t, jax; t.blockwise.LONGEST_BLOCK = 5; print(t.forward_loops(False)[0])"
+    code = ("import test_vjp as t; t.blockwise.LONGEST_BLOCK = t.blockwise.SHORTEST_BLOCK = 5; "
+            "print(t.forward_loops(False)[0])")
     env = {**os.environ, "JAX_REMAT3": "1", "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["4"]
