@@ -1,10 +1,15 @@
 // Fences. Memory is sequentially consistent here; the judge keeps account of the proxies.
 #include "exec/lane_ops.h"
+#include "machine/cluster.h"
 
 namespace emu {
 namespace {
 
 Status execute_fence(Warp&, const Inst&, Mask) { return Status::kNext; }
+Status execute_proxy_fence(Warp& w, const Inst&, Mask) {
+  w.cta.cluster.judge->fence();
+  return Status::kNext;
+}
 
 void decode_fence(Builder& b) {
   b.inst.unit = Unit::kFence;
@@ -19,7 +24,8 @@ void decode_fence(Builder& b) {
   } else if (b.take("proxy")) {
     const int kind = b.take_one({"async", "alias", "async::generic", "tensormap::generic"});
     if (kind < 0) b.refuse("the proxy is not known");
-    b.take_one({"global", "shared::cta", "shared::cluster"});
+    const int space = b.take_one({"global", "shared::cta", "shared::cluster"});
+    if (kind == 0 && space != 0) b.inst.execute = execute_proxy_fence;
     if (kind >= 2) {
       b.take_one({"acquire", "release"});
       b.take_one({"sync_restrict::shared::cta", "sync_restrict::shared::cluster"});

@@ -35,6 +35,8 @@ Cta::Cta(Cluster& owner, uint32_t cta_rank, Dim3 cta_index)
   shared.bytes = static_cast<uint32_t>(launch.shared_bytes);
   const Dim3 block = launch.config.block;
   const uint32_t threads = block.x * block.y * block.z;
+  shadow_ = std::make_unique<SharedShadow>(*owner.judge, shared.bytes);
+  shared.observer = shadow_.get();
   for (uint32_t w = 0; w * kLanes < threads; ++w) warps.push_back(std::make_unique<Warp>(*this, w, threads));
   // What ptxas gives each thread when a kernel uses setmaxnreg: an equal share of the multiprocessor's registers.
   const uint32_t share = launch.program.max_registers ? launch.program.max_registers : 65536 / (32 * static_cast<uint32_t>(warps.size()));
@@ -52,6 +54,10 @@ Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
       random_(owner.options.seed, owner.number << 40 | cluster_number << 1) {
   const Dim3 shape = owner.cluster_shape;
   executed.assign(owner.program.code.size(), 0);
+  const Dim3 block = owner.config.block;
+  judge = std::make_unique<ClusterJudge>((block.x * block.y * block.z + kLanes - 1) / kLanes * shape.x * shape.y * shape.z);
+  if (owner.options.timing)
+    timing = std::make_unique<Timing>(rates_of(owner.options.architecture), owner.program, shape.x * shape.y * shape.z);
   for (uint32_t z = 0; z < shape.z; ++z)
     for (uint32_t y = 0; y < shape.y; ++y)
       for (uint32_t x = 0; x < shape.x; ++x) {
@@ -128,6 +134,36 @@ bool Cluster::schedule() {
   return true;
 }
 
+// The warp whose clock is behind the others' makes an instruction, or the operation that is due before it a step.
+bool Cluster::schedule_timed() {
+  Warp* first = nullptr;
+  uint64_t time = kLate, next = kLate;
+  for (Warp* warp : warps_) {
+    if (warp->exited() || !warp->runnable()) continue;
+    const uint64_t at = timing->warp(warp->cta.rank, warp->index).time;
+    if (at < time) {
+      next = time;
+      time = at;
+      first = warp;
+    } else {
+      next = std::min(next, at);
+    }
+  }
+  if (engine.next_due() != kLate && engine.next_due() <= time) {
+    timing->now = engine.next_due();
+    engine.advance(*this, timing->now);
+    return true;
+  }
+  if (!first) return false;
+  const Timing::WarpClock& clock = timing->warp(first->cta.rank, first->index);
+  const uint64_t generation = events_;
+  do {
+    timing->now = clock.time;
+    if (first->run(1) == 0) break;
+  } while (clock.time <= next && clock.time < engine.next_due() && events_ == generation && !first->exited() && first->runnable());
+  return true;
+}
+
 // Nothing goes on: a try_wait that waits returns false, as it does on hardware after a while. False: that was done before
 // and nothing has changed since.
 bool Cluster::give_up_polls() {
@@ -147,7 +183,7 @@ bool Cluster::give_up_polls() {
 Cluster::State Cluster::run() {
   state = State::kReady;
   while (true) {
-    if (schedule()) {
+    if (timing ? schedule_timed() : schedule()) {
       if (now - last_event_ > kHangInstructions)
         throw fail("hang: %" PRIu64 " instructions without any progress\n%s", kHangInstructions, describe().c_str());
       continue;

@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "async/engine.h"
+#include "judge/shadow.h"
 #include "core/memory.h"
 #include "core/random.h"
 #include "loader/runtime.h"
 #include "machine/counters.h"
+#include "machine/timing.h"
 #include "machine/warp.h"
 #include "tensor/tensor_memory.h"
 
@@ -52,6 +54,7 @@ class Cta {
 
  private:
   std::unique_ptr<uint8_t[], void (*)(uint8_t*)> memory_;
+  std::unique_ptr<SharedShadow> shadow_;
 };
 
 class Cluster {
@@ -67,9 +70,12 @@ class Cluster {
   Launch& launch;
   const uint64_t number;
   const Dim3 index;
+  std::unique_ptr<ClusterJudge> judge;  // before the CTAs, whose shared memories it watches
   std::vector<std::unique_ptr<Cta>> ctas;
   Engine engine;
   uint64_t now = 0;          // instructions executed so far
+  std::unique_ptr<Timing> timing;  // in a timed run
+  uint64_t clock() const { return timing ? timing->now : now; }
   TrafficCounters traffic;
   std::vector<uint64_t> executed;
   std::vector<OperationPtr> turn_operations;  // that wait for their turn at global memory
@@ -90,6 +96,7 @@ class Cluster {
 
  private:
   bool schedule();
+  bool schedule_timed();
   bool give_up_polls();
   Random random_;
   int queues_ = 0;

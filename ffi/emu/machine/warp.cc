@@ -108,6 +108,7 @@ int Warp::line_of(const Fragment& f) const {
 bool Warp::awake(Fragment& f) {
   if (!f.wait.done) return true;
   if (!f.granted && !f.gave_up && !f.wait.done(*this, f.wait)) return false;
+  if (Timing* timing = cta.cluster.timing.get()) timing->wake(cta.rank, index, static_cast<uint32_t>(line_of(f)), f.wait.what);
   f.wait = Wait();
   f.retry = false;
   return true;
@@ -126,11 +127,13 @@ bool Warp::runnable() {
 }
 
 uint64_t Warp::run(uint64_t budget) {
+  cta.cluster.judge->set_running(cta.rank * static_cast<uint32_t>(cta.warps.size()) + index);
   current_ = pick();
   return current_ < 0 ? 0 : loop(budget);
 }
 
 bool Warp::run_one(int fragment) {
+  cta.cluster.judge->set_running(cta.rank * static_cast<uint32_t>(cta.warps.size()) + index);
   current_ = fragment;
   fragments_[fragment].granted = true;
   fragments_[fragment].wait = Wait();
@@ -168,6 +171,7 @@ uint64_t Warp::loop(uint64_t budget) {
         continue;
       }
       const uint32_t pc = now.pc;
+      if (cta.cluster.timing) cta.cluster.timing->issue(cta.rank, index, in, static_cast<uint32_t>(std::popcount(m)));
       const Status status = in.execute(*this, in, m);
       if (status == Status::kBlocked) {
         current().retry = true;

@@ -1,0 +1,57 @@
+// What the judge knows of each byte of shared memory: whether it was written, and whether a thread wrote it through the
+// generic proxy and has not fenced since. Bulk copies and tensor cores go through the async proxy: they do not see such a
+// write before the writing thread's fence.proxy.async, whatever barriers lie between.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/memory.h"
+
+namespace emu {
+
+class ClusterJudge;
+
+// One CTA's shared memory.
+class SharedShadow final : public SharedObserver {
+ public:
+  SharedShadow(ClusterJudge& judge, uint32_t bytes) : judge_(judge), state_(bytes, kUnwritten) {}
+
+  void read(uint32_t address, uint32_t bytes, Proxy proxy) override;
+  void write(uint32_t address, uint32_t bytes, Proxy proxy) override;
+
+ private:
+  friend class ClusterJudge;
+  // A byte's state: unwritten, visible to everyone, or kFirstWarp + the warp whose generic write is not fenced yet.
+  enum : uint8_t { kUnwritten, kVisible, kFirstWarp };
+
+  ClusterJudge& judge_;
+  std::vector<uint8_t> state_;
+};
+
+class ClusterJudge {
+ public:
+  explicit ClusterJudge(uint32_t warps) : pending_(warps) {}
+
+  // The warp (numbered through the cluster) whose accesses follow.
+  void set_running(uint32_t warp) { running_ = warp; }
+  // fence.proxy.async by the running warp: what it wrote is visible to the async proxy.
+  void fence();
+
+ private:
+  friend class SharedShadow;
+  struct Range {
+    SharedShadow* shadow;
+    uint32_t address, bytes;
+  };
+  uint8_t tag() const {
+    const uint32_t tag = SharedShadow::kFirstWarp + running_;
+    return tag > 255 ? uint8_t{SharedShadow::kVisible} : static_cast<uint8_t>(tag);  // beyond 253 warps nothing is said
+  }
+
+  uint32_t running_ = 0;
+  std::vector<std::vector<Range>> pending_;  // by warp: generic writes since its last fence
+};
+
+}  // namespace emu
