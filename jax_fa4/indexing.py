@@ -78,9 +78,10 @@ def _shift(function: ScalarFunction, scalars: int) -> ScalarFunction:
 
     def moved(*args):
         *values, place = args
-        b, h = values[scalars - 4], values[scalars - 3]
-        values[scalars - 4] = b % place[2] + place[0]
-        values[scalars - 3] = h + place[1]
+        # Read as kernels can: one element each, by `dynamic_slice`.
+        example, head, period = (jax.lax.dynamic_index_in_dim(place, i, keepdims=False) for i in range(3))
+        values[scalars - 4] = jax.lax.rem(jnp.int32(values[scalars - 4]), period) + example
+        values[scalars - 3] += head
         return function(*values)
 
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in function.jaxpr.in_avals]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jax_fa4 import masks
 from jax_fa4.errors import Unsupported
+from jax_fa4.kernels.common import scalar_check
 from jax_fa4.scores import ScoreMap
 from jax_fa4.spec import AttentionSpec
 
@@ -110,11 +111,8 @@ def _check(spec: AttentionSpec, pass_: Pass) -> None:
         raise Unsupported("kernels have no mask array; write the mask as a function")
     score_functions = [mod.function for mod in spec.score_mods if isinstance(mod, ScoreMap)]
     functions = [p.function for p in spec.mask.parts if isinstance(p, masks.Predicate)] + score_functions
-    if functions:
-        from jax_fa4.kernels.common import scalar_jaxpr
-
-        for function in functions:
-            scalar_jaxpr.check(function)
+    for function in functions:
+        scalar_check.check(function)
     read = [aval for f in score_functions for aval in f.jaxpr.in_avals[len(f.jaxpr.in_avals) - f.operand_count :]]
     if pass_ == "backward" and any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in read):
         raise Unsupported("kernels give no gradients of floating arrays that score functions read")

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jax_fa4
 from jax_fa4 import call, indexing, launch, partition, plan, reference, registry, targets
 from jax_fa4.errors import InvalidArgument, Unsupported
+from jax_fa4.kernels.common import scalar_check
 from jax_fa4.operands import Operands
 from jax_fa4.spec import Arguments, make_spec
 
@@ -314,6 +315,7 @@ def test_a_backend_asked_for_by_name_says_why_it_cannot(monkeypatch):
 def test_shifted_functions_keep_their_meaning():
     function, _ = jax_fa4.scalar.trace("score_mods", by_index, (jnp.arange(9.0),), jnp.float32)
     moved = indexing._shift(function, 5)
+    scalar_check.check(moved)  # kernels can compute it
     assert moved.operand_count == 2 and moved.text != function.text
     args, place = (jnp.float32(0.5), 7, 2, 4, 1), jnp.array([4, 10, 3])
     table = jnp.arange(9.0)

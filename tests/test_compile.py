@@ -129,6 +129,12 @@ def test_where_the_runtime_library_is(monkeypatch, tmp_path):
     assert runtime.library_path() == str(file)
 
 
+def test_what_is_checked_without_the_compiler_is_what_kernels_lower():
+    from jax_fa4.kernels.common import scalar_check, scalar_jaxpr
+
+    assert set(scalar_jaxpr._RULES) == scalar_check.PRIMITIVES
+
+
 def test_not_an_elf_image():
     with pytest.raises(ValueError, match="not a 64-bit"):
         elf.sections(b"no elf at all" * 10)

@@ -1,7 +1,7 @@
 """Lowers a user's scalar jaxpr to DSL values: a small interpreter, run while the kernel is traced.
 
 Scalars are DSL numbers; arrays that the function reads are global tensors, read by index where the jaxpr reads them
-(`gather` and `dynamic_slice` of single elements). A primitive that is not in the table is refused by name.
+(`gather` and `dynamic_slice` of single elements). `scalar_check` refuses what is not in the table, by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import jax.extend
 import numpy as np
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from jax_fa4.errors import Unsupported
+from jax_fa4.kernels.common.scalar_check import check as check
+from jax_fa4.kernels.common.scalar_check import inner_jaxpr
 
 _LN_2 = math.log(2.0)
 
@@ -31,30 +32,6 @@ def call(function: Any, scalars: Sequence[Any], operands: Sequence[cute.Tensor])
     return result
 
 
-def check(function: Any) -> None:
-    """Raises `Unsupported` if kernels cannot compute `function`, before anything is compiled."""
-    _check(function.jaxpr.jaxpr)
-
-
-def _check(jaxpr: Any) -> None:
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        inner = _inner(equation)
-        if inner is not None:
-            _check(inner.jaxpr)
-        elif name not in _RULES:
-            raise Unsupported(f"kernels cannot compute the primitive {name!r} of a user function: {equation}")
-        if name == "gather" and not _is_element_read(equation):
-            raise Unsupported(f"kernels read single elements of arrays, not {equation}")
-
-
-def _inner(equation: Any) -> Any:
-    """The closed jaxpr that an equation calls, or None."""
-    if equation.primitive.name in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"):
-        return equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-    return None
-
-
 def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     values = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
 
@@ -63,7 +40,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 
     for equation in jaxpr.eqns:
         inputs = [read(atom) for atom in equation.invars]
-        inner = _inner(equation)
+        inner = inner_jaxpr(equation)
         if inner is not None:
             outputs = _evaluate(inner.jaxpr, inner.consts, inputs)
         else:
@@ -90,16 +67,10 @@ def _select(condition: Any, yes: Any, no: Any) -> Any:
     return type(yes)(cutlass.select_(condition, yes, no))
 
 
-def _is_element_read(equation: Any) -> bool:
-    sizes = equation.params["slice_sizes"]
-    dims = equation.params["dimension_numbers"]
-    return all(size == 1 for size in sizes) and len(dims.collapsed_slice_dims) == len(sizes)
-
-
 def _element(array: cute.Tensor, indices: Sequence[Any], result: Any) -> Any:
     """array[indices], each index clamped to its axis."""
     clamped = [
-        Int32(cutlass.max(Int32(0), cutlass.min(Int32(i), Int32(n - 1)))) for i, n in zip(indices, array.shape)
+        Int32(cutlass.max(Int32(0), cutlass.min(Int32(i), Int32(n - 1)))) for i, n in zip(indices, array.shape, strict=True)
     ]
     return result(array[tuple(clamped)] if clamped else array[0])
 
