@@ -46,6 +46,7 @@ class _Options(ctypes.Structure):
         ("region_count", ctypes.c_uint64),
         ("convention", ctypes.c_int),
         ("argument_count", ctypes.c_uint32),
+        ("timing", ctypes.c_uint32),
     ]
 
 
@@ -91,7 +92,8 @@ class Report:
     `kernels` has an entry per kernel in order of its first launch: "kernel", "launches", "clusters", "ctas",
     "instructions" (executed by warps), "active_lanes", "tensor_flops", "poll_retries", "units" (instructions by unit),
     "bytes" (by memory space and direction), "mma" (tensor operations by shape), "warps" (the same by warp of the CTA)
-    and "lines" (pairs of PTX line and number of executions).
+    "lines" (pairs of PTX line and number of executions) and "forms" (opcodes with their modifiers, and descriptors of
+    tensor instructions and tensor maps without their addresses, as executed).
     """
 
     seed: int
@@ -119,13 +121,15 @@ def _take_error(lib: ctypes.CDLL, error: ctypes.c_void_p) -> str:
 class Settings:
     """How to run: `seed` fixes the interleaving and with it results and counts; `threads` (0: all processors) has no
     influence on them. `strict` reports what hardware forgives. `sm_count` 0 takes that of the architecture's part.
-    `check_bounds` stops a kernel that leaves the arrays it was given."""
+    `check_bounds` stops a kernel that leaves the arrays it was given. With `timing` the warps follow a model of the
+    hardware's clock instead of the seed, and the report estimates cycles ("cluster_cycles", "timing")."""
 
     seed: int = 0
     strict: bool = False
     threads: int = 0
     sm_count: int = 0
     check_bounds: bool = True
+    timing: bool = False
 
     def _options(self, arrays: Sequence[np.ndarray]) -> _Options:
         arrays = [a for a in arrays if a.nbytes] if self.check_bounds else []
@@ -133,7 +137,7 @@ class Settings:
             *[_Region(a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays]
         )
         return _Options(ctypes.sizeof(_Options), self.seed, self.threads, self.strict, 0, self.sm_count, regions,
-                        len(arrays), 0, 0)  # fmt: skip
+                        len(arrays), 0, 0, self.timing)  # fmt: skip
 
 
 class Module:
@@ -158,7 +162,8 @@ class Module:
         Each argument is an array (passed as a device pointer), an int (int32), a float (float32), a NumPy scalar, None
         (a null pointer, say the stream) or a ctypes object passed by its address. `changes` are fields of `Settings`.
         """
-        kept, arrays = [], []
+        kept: list[Any] = []
+        arrays: list[np.ndarray] = []
         for a in arguments:
             if isinstance(a, np.ndarray):
                 arrays.append(a)
@@ -244,7 +249,9 @@ _REPORTS_KEPT = 256
 
 
 @contextlib.contextmanager
-def emulate(seed: int = 0, *, strict: bool = False, threads: int = 0, sm_count: int = 0) -> Iterator[Settings]:
+def emulate(
+    seed: int = 0, *, strict: bool = False, threads: int = 0, sm_count: int = 0, timing: bool = False
+) -> Iterator[Settings]:
     """How attention with ``backend="emulate:<arch>"`` runs inside the ``with`` block, and that it is counted.
 
         with jax_fa4.emulate(seed=7):
@@ -255,7 +262,7 @@ def emulate(seed: int = 0, *, strict: bool = False, threads: int = 0, sm_count: 
     program compiled once may run under many seeds. On leaving, the defaults come back; wait for results before.
     """
     lib = library()
-    settings = Settings(seed=seed, strict=strict, threads=threads, sm_count=sm_count)
+    settings = Settings(seed=seed, strict=strict, threads=threads, sm_count=sm_count, timing=timing)
     lib.jax_fa4_emulation_configure(ctypes.byref(settings._options(())), _REPORTS_KEPT)
     try:
         yield settings

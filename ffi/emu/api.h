@@ -37,6 +37,7 @@ typedef struct emu_options {
   uint64_t region_count;
   emu_calling_convention convention;
   uint32_t argument_count;   /* for EMU_CALL_TVM_FFI */
+  uint32_t timing;           /* 1: warps follow a model of the hardware's clock, and the report estimates cycles */
 } emu_options;
 
 /* A launch without a host part. Zeros in `cluster` stand for 1. */

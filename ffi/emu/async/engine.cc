@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "machine/cluster.h"
+#include "machine/timing.h"
 
 namespace emu {
 namespace {
@@ -15,7 +17,10 @@ constexpr uint32_t kLongestDelay = 4000;  // instructions of the cluster
 
 }  // namespace
 
-uint64_t Engine::draw(uint64_t now) {
+uint64_t Operation::due(Timing& timing) const { return timing.now; }
+
+uint64_t Engine::draw(Cluster& cluster, const Operation& operation, uint64_t now) {
+  if (cluster.timing) return operation.due(*cluster.timing);
   switch (random_.below(8)) {
     case 0:
     case 1:
@@ -64,13 +69,14 @@ bool Engine::step(Cluster& cluster, size_t index, uint64_t now) {
                                   [&](const Pending& p) { return p.operation == operation; });
   if (found == pending_.end()) return true;
   if (done) pending_.erase(found);
-  else found->due = draw(now);
+  else found->due = draw(cluster, *operation, now);
   return done;
 }
 
 void Engine::issue(Cluster& cluster, OperationPtr operation, int queue, uint64_t now) {
   if (queue >= kQueues) throw fail("more than %d queues of asynchronous operations", kQueues);
-  pending_.push_back({std::move(operation), queue, draw(now)});
+  const uint64_t due = draw(cluster, *operation, now);
+  pending_.push_back({std::move(operation), queue, due});
   refresh();
   advance(cluster, now);  // what is due at once happens before the next instruction
 }

@@ -11,6 +11,7 @@
 namespace emu {
 
 class Cluster;
+class Timing;
 
 // The moment of a step: a number of executed instructions from now, or as late as possible.
 inline constexpr uint64_t kAtOnce = 0;
@@ -23,6 +24,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual bool step(Cluster&) = 0;
   // False while the step cannot be made yet (a WGMMA that not all warps have issued).
   virtual bool ready() const { return true; }
+  // In a timed run (machine/timing.h): when the next step happens. Asked when the operation is issued and after each step.
+  virtual uint64_t due(Timing& timing) const;
   int line = 0;           // PTX
   bool finished = false;  // set by the engine after the last step
 };
@@ -52,7 +55,7 @@ class Engine {
     int queue;
     uint64_t due;
   };
-  uint64_t draw(uint64_t now);
+  uint64_t draw(Cluster&, const Operation&, uint64_t now);
   template <class F>
   void heads(F visit) const;
   bool step(Cluster&, size_t index, uint64_t now);  // true when the operation is gone

@@ -109,11 +109,18 @@ class Decoder {
         f.ends = in.opcode == "bra" || in.opcode == "ret" || in.opcode == "exit" || in.opcode == "trap";
         flow_.push_back(std::move(f));
       }
+      builder_.inst.form = form_of(in);
       program_->code.push_back(builder_.inst);
     }
     const ptx::Instruction& last = kernel_.instructions.back();
     if (last.guard >= 0 || !(last.opcode == "bra" || last.opcode == "ret" || last.opcode == "exit" || last.opcode == "trap"))
       throw Error("kernel " + kernel_.name + " runs over its end", last.line);
+  }
+
+  uint16_t form_of(const ptx::Instruction& in) {
+    const auto [found, added] = forms_.try_emplace(in.text(), static_cast<uint16_t>(program_->forms.size()));
+    if (added) program_->forms.push_back(found->first);
+    return found->second;
   }
 
   // Linear scan: registers whose intervals do not meet share a place.
@@ -167,13 +174,15 @@ class Decoder {
     for (uint32_t i = 0; i < end; ++i) {
       Inst& in = p.code[i];
       in.touched = static_cast<uint32_t>(p.touched.size());
-      for (const auto* list : {&flow_[i].reads, &flow_[i].writes})
+      for (const auto* list : {&flow_[i].reads, &flow_[i].writes}) {
+        in.touched_reads = static_cast<uint16_t>(p.touched.size() - in.touched);
         for (uint32_t r : *list) {
           const int bits = kernel_.registers[r].bits;
           if (bits == 1) continue;
           const uint32_t unit = builder_.slot_of_register[r] / 128;
           for (uint32_t u = 0; u < (bits <= 32 ? 1u : bits / 32u); ++u) p.touched.push_back(static_cast<uint16_t>(unit + u));
         }
+      }
       in.touched_count = static_cast<uint16_t>(p.touched.size() - in.touched);
       if (flow_[i].target < 0) continue;
       const uint32_t block = flow.immediate_postdominator[flow.block_of[i]];
@@ -197,6 +206,7 @@ class Decoder {
   SymbolTable symbols_;
   Builder builder_;
   std::vector<FlowInput> flow_;
+  std::map<std::string, uint16_t> forms_;
 };
 
 }  // namespace

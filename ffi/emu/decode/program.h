@@ -54,11 +54,13 @@ struct Inst {
   uint32_t reconverge = 0;    // branches: where diverging lanes meet; program size: nowhere
   uint32_t touched = 0;       // first of its register units in Program::touched
   uint16_t touched_count = 0;
+  uint16_t touched_reads = 0; // the first of them are read, the others written
   Unit unit = Unit::kOther;
   bool joins = false;         // lanes that diverged before may wait here for each other
   bool aligned = false;       // all lanes of the warp must execute it together
   bool chains = false;        // follows operations in flight in their order: no wait for registers they hold
   bool always = false;        // execute even when the guard masks off every lane
+  uint16_t form = 0;          // in Program::forms
   uint32_t line = 0;          // PTX
 };
 
@@ -89,6 +91,7 @@ struct Program {
   std::vector<uint8_t> constants;     // 64-byte aligned copies are made by Program::seal
   std::shared_ptr<uint8_t[]> constant_memory;
   const uint8_t* constant_base = nullptr;
+  std::vector<std::string> forms;     // opcodes with their modifiers
   std::vector<uint16_t> touched;      // register units (128 bytes each) that instructions read or write
   std::vector<SpecialUse> specials;
   std::vector<ProgramParameter> parameters;

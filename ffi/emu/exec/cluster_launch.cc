@@ -47,7 +47,7 @@ Status execute_try_cancel(Warp& w, const Inst& in, Mask m) {
     operation->multicast = f.multicast;
     operation->line = static_cast<int>(in.line);
     check_aligned(operation->response, 16, "shared");
-    cluster.engine.issue(cluster, std::move(operation), -1, cluster.now);
+    cluster.engine.issue(cluster, std::move(operation), -1, cluster.clock());
   }
   return Status::kNext;
 }

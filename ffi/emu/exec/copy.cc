@@ -1,4 +1,6 @@
 // cp.async, cp.async.bulk, cp.async.bulk.tensor and their reductions and groups.
+#include <cstring>
+
 #include "exec/copy_ops.h"
 
 namespace emu {
@@ -57,8 +59,17 @@ std::vector<Destination> make_destinations(Warp& w, const CopyForm& f, int lane,
 void start(Warp& w, const Inst& in, OperationPtr operation) {
   Cluster& cluster = w.cta.cluster;
   operation->line = static_cast<int>(in.line);
-  cluster.engine.issue(cluster, std::move(operation), -1, cluster.now);
+  cluster.engine.issue(cluster, std::move(operation), -1, cluster.clock());
   cluster.event();
+}
+
+// Kernels let all lanes of a warp issue the same plain store; making it once gives the same.
+bool same_store(Warp& w, const CopyForm& f, int a, int b) {
+  if (f.source.of(w, a) != f.source.of(w, b) || f.destination.of(w, a) != f.destination.of(w, b)) return false;
+  if (f.size != kNoSlot && w.words(f.size)[a] != w.words(f.size)[b]) return false;
+  for (int i = 0; i < f.rank; ++i)
+    if (w.words(f.coordinates[i])[a] != w.words(f.coordinates[i])[b]) return false;
+  return true;
 }
 
 Status execute_bulk(Warp& w, const Inst& in, Mask m) {
@@ -92,6 +103,7 @@ Status execute_bulk(Warp& w, const Inst& in, Mask m) {
     }
     const uint32_t shared = static_cast<uint32_t>(f.source.of(w, lane));
     shared_view(w, shared, false);
+    if (lane != first_lane(m) && f.reduction == Reduction::kNone && same_store(w, f, first_lane(m), lane)) continue;
     BulkGroups& groups = w.bulk[lane];
     if (!groups.open) groups.open = std::make_shared<BulkGroup>();
     const auto begin = [&](StoreOperation& operation) {

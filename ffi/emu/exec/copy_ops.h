@@ -20,6 +20,9 @@ class LoadOperation : public Operation {
  public:
   std::vector<Destination> destinations;
   uint32_t bytes = 0;  // that each destination's barrier counts
+  uint64_t due(Timing& timing) const override {
+    return written_ ? timing.now : timing.copy_done(destinations[0].shared >> 24, bytes);
+  }
   bool step(Cluster& cluster) override {
     if (!written_) {
       write(cluster);
@@ -62,12 +65,16 @@ class StoreOperation : public Operation {
  public:
   std::shared_ptr<BulkGroup> group;
   const Cta* source_cta = nullptr;
+  uint64_t due(Timing& timing) const override {
+    return stage_ == kRead ? timing.store_read(source_cta->rank, size()) : timing.now + 500;
+  }
   bool step(Cluster& cluster) override;
 
  protected:
   virtual void read(Cluster&) = 0;
   virtual void write(Cluster&) = 0;
   virtual bool needs_turn() const = 0;
+  virtual uint32_t size() const = 0;
 
  private:
   enum { kRead, kWrite, kTurn } stage_ = kRead;
@@ -82,6 +89,7 @@ class TileStore final : public StoreOperation {
   void read(Cluster&) override;
   void write(Cluster&) override;
   bool needs_turn() const override { return reduction != Reduction::kNone; }
+  uint32_t size() const override { return tile_bytes(tile.map); }
 
  private:
   std::unique_ptr<uint8_t[]> copy_;
@@ -99,6 +107,7 @@ class BulkStore final : public StoreOperation {
   void read(Cluster&) override;
   void write(Cluster&) override;
   bool needs_turn() const override { return reduction != Reduction::kNone; }
+  uint32_t size() const override { return bytes; }
 
  private:
   std::vector<uint8_t> copy_;
@@ -114,6 +123,7 @@ class LaneCopy final : public Operation {
   SharedView view;
   uint32_t bytes = 0;
   std::vector<Lane> lanes;
+  uint64_t due(Timing& timing) const override { return timing.now + 600; }
   bool step(Cluster&) override;
 };
 

@@ -71,6 +71,8 @@ void decode_allocation(Builder& b, int which) {  // 0 alloc, 1 dealloc, 2 relinq
 
 // -- ld and st ----------------------------------------------------------------------------------------------------------------------
 
+Timing::WarpClock& clock_of(Warp& w) { return w.cta.cluster.timing->warp(w.cta.rank, w.index); }
+
 struct AccessInst : Extra {
   TmemAccess access{};
   AddressForm address;
@@ -96,14 +98,22 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
     operation->line = static_cast<int>(in.line);
     w.tensor_stores.push_back(operation);
     cluster.traffic.tensor_memory_written += bytes;
-    cluster.engine.issue(cluster, std::move(operation), -1, cluster.now);
+    if (cluster.timing)
+      clock_of(w).stores_done = cluster.timing->tmem_done(w.cta.rank, w.index, static_cast<uint32_t>(f.slots.size()));
+    cluster.engine.issue(cluster, std::move(operation), -1, cluster.clock());
   } else {
     auto operation = std::make_shared<TensorLoad>(access, w, f.slots);
     operation->line = static_cast<int>(in.line);
     w.hold(f.slots, operation, "tcgen05.wait::ld");
     w.tensor_loads.push_back(operation);
+    if (cluster.timing) {
+      Timing::WarpClock& clock = clock_of(w);
+      clock.loads_done = cluster.timing->tmem_done(w.cta.rank, w.index, static_cast<uint32_t>(f.slots.size()));
+      for (Slot slot : f.slots)
+        if (slot != kNoSlot) clock.ready[slot / 128] = clock.loads_done;
+    }
     cluster.traffic.tensor_memory_read += bytes;
-    cluster.engine.issue(cluster, std::move(operation), -1, cluster.now);
+    cluster.engine.issue(cluster, std::move(operation), -1, cluster.clock());
   }
   // A strict run keeps finished loads until their wait.
   if (kStore || !cluster.launch.options.strict)
@@ -138,6 +148,10 @@ void decode_access(Builder& b) {
 
 template <bool kStore>
 Status execute_wait(Warp& w, const Inst&, Mask) {
+  if (w.cta.cluster.timing) {
+    Timing::WarpClock& clock = clock_of(w);
+    clock.time = std::max(clock.time, kStore ? clock.stores_done : clock.loads_done);
+  }
   Wait wait;
   wait.what = kStore ? "tcgen05.st in flight" : "tcgen05.ld in flight";
   wait.done = [](Warp& warp, const Wait&) {
@@ -206,7 +220,8 @@ Status execute_mma(Warp& w, const Inst& in, Mask m) {
   }
   tcgen05_mma_check(mma);
   operation->line = static_cast<int>(in.line);
-  cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.now);
+  operation->cta = w.cta.rank;
+  cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.clock());
   cluster.event();
   return Status::kNext;
 }
@@ -261,7 +276,7 @@ Status execute_cp(Warp& w, const Inst& in, Mask m) {
   operation->copy.descriptor = w.pairs(f.descriptor)[lane];
   for (uint32_t i = 0; i < f.group; ++i) operation->ctas.push_back(f.group == 2 ? &peer(w, (w.cta.rank & ~1u) + i) : &w.cta);
   operation->line = static_cast<int>(in.line);
-  cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.now);
+  cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.clock());
   return Status::kNext;
 }
 void decode_cp(Builder& b) {
@@ -291,6 +306,7 @@ Status execute_commit(Warp& w, const Inst& in, Mask m) {
   for (Mask rest = m; rest; rest &= rest - 1) {
     const int lane = first_lane(rest);
     auto operation = std::make_shared<TensorCommit>();
+    operation->cta = f.group == 2 ? w.cta.rank & ~1u : w.cta.rank;
     const uint32_t barrier = static_cast<uint32_t>(f.barrier.of(w, lane));
     if (f.mask == kNoSlot) {
       operation->barriers.push_back(barrier);
@@ -301,7 +317,7 @@ Status execute_commit(Warp& w, const Inst& in, Mask m) {
         if (mask >> rank & 1) operation->barriers.push_back(Cluster::offset_of(barrier) | rank << 24);
     }
     operation->line = static_cast<int>(in.line);
-    cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.now);
+    cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.clock());
   }
   cluster.event();
   return Status::kNext;

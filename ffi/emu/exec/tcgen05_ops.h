@@ -52,11 +52,22 @@ class TensorStore final : public Operation {
 class TensorMma final : public Operation {
  public:
   Tcgen05Mma mma{};
+  uint32_t cta = 0;  // that issues it
+  uint64_t due(Timing& timing) const override {
+    // N and M of the instruction descriptor; K is 32 bytes.
+    const uint64_t n = (mma.instruction_descriptor >> 17 & 0x3f) * 8, m = (mma.instruction_descriptor >> 24 & 0x1f) * 16;
+    const uint64_t k = mma.kind == MmaKind::kTf32 ? 8 : mma.kind == MmaKind::kF16 ? 16 : 32;
+    return timing.tensor_done(cta, mma.cta_group, 2 * m * n * k, ((mma.a_in_tensor_memory ? 0 : m) + n) * 32 / mma.cta_group);
+  }
   bool step(Cluster& cluster) override {
     const MmaWork work = tcgen05_mma(mma);
     cluster.traffic.tensor_flops += 2ull * work.m * work.n * work.k;
     ++cluster.traffic.mma_shapes["tcgen05.cta_group::" + std::to_string(mma.cta_group) + ".m" + std::to_string(work.m) + "n" +
                                  std::to_string(work.n) + "k" + std::to_string(work.k)];
+    // Descriptors without their start addresses; A in tensor memory has none.
+    constexpr uint64_t kNoAddress = ~uint64_t{0x3fff};
+    cluster.traffic.forms.emplace(FormKind::kTcgen05Mma, mma.instruction_descriptor | uint64_t{mma.cta_group} << 32,
+                                  mma.a_in_tensor_memory ? 0 : mma.a & kNoAddress, mma.b & kNoAddress);
     cluster.event();
     return true;
   }
@@ -76,6 +87,8 @@ class TensorCopy final : public Operation {
 class TensorCommit final : public Operation {
  public:
   std::vector<uint32_t> barriers;
+  uint32_t cta = 0;
+  uint64_t due(Timing& timing) const override { return timing.tensor_idle(cta); }
   bool step(Cluster& cluster) override {
     for (uint32_t address : barriers) mbarrier::arrive(cluster, address, 1);
     return true;

@@ -39,6 +39,10 @@ class WgmmaOperation final : public Operation {
     ++issued_;
   }
   const WgmmaInst& inst() const { return inst_; }
+  uint64_t due(Timing& timing) const override {
+    const uint64_t n = inst_.form.n;
+    return timing.tensor_done(cta_.rank, 1, 2 * 64 * n * 16, (inst_.form.a_in_registers ? 0 : 64 * 32) + n * 32);
+  }
 
   bool step(Cluster& cluster) override {
     std::vector<uint32_t*> d[4];
@@ -61,6 +65,10 @@ class WgmmaOperation final : public Operation {
     ++group.first;
     cluster.traffic.tensor_flops += 2ull * 64 * inst_.form.n * 16;
     ++cluster.traffic.mma_shapes[inst_.shape];
+    constexpr uint64_t kNoAddress = ~uint64_t{0x3fff};
+    const uint64_t shape = inst_.form.n | uint64_t{inst_.form.a_in_registers} << 16 | uint64_t{inst_.form.transpose_a} << 17 |
+                           uint64_t{inst_.form.transpose_b} << 18;
+    cluster.traffic.forms.emplace(FormKind::kWgmma, shape, a_ & kNoAddress, b_ & kNoAddress);
     cluster.event();
     return true;
   }
@@ -96,7 +104,7 @@ Status execute_mma(Warp& w, const Inst& in, Mask m) {
   if (!inst.a.empty()) w.hold(inst.a, operation);
   w.wgmma_groups.open.push_back(operation);
   operation->issue(w, m);
-  if (operation->ready()) cluster.engine.issue(cluster, operation, group.queue, cluster.now);
+  if (operation->ready()) cluster.engine.issue(cluster, operation, group.queue, cluster.clock());
   cluster.event();
   return Status::kNext;
 }

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "decode/program.h"
@@ -16,6 +18,10 @@ struct WarpCounters {
   uint64_t lanes = 0;  // sum over instructions of active lanes
 };
 
+// A way in which a tensor or tensor-copy instruction was used: its descriptors without addresses.
+enum class FormKind : uint8_t { kTcgen05Mma, kWgmma, kTileLoad, kTileStore };
+using Form = std::tuple<FormKind, uint64_t, uint64_t, uint64_t>;
+
 struct TrafficCounters {
   uint64_t global_read = 0, global_written = 0, shared_read = 0, shared_written = 0;  // bytes, by threads
   uint64_t tensor_memory_read = 0, tensor_memory_written = 0;                         // bytes, by threads
@@ -23,6 +29,7 @@ struct TrafficCounters {
   uint64_t tensor_flops = 0;
   uint64_t poll_retries = 0;                     // try_wait that gave up
   std::map<std::string, uint64_t> mma_shapes;
+  std::set<Form> forms;
 
   void add(const TrafficCounters& other);
 };
@@ -33,6 +40,8 @@ struct KernelCounters {
   std::vector<WarpCounters> warps;    // by index in the CTA, summed over CTAs
   std::vector<uint64_t> executed;     // by instruction
   TrafficCounters traffic;
+  std::vector<uint64_t> cluster_cycles;  // timed runs: by cluster
+  std::string timing_json;               // and what happened in the first one
 };
 
 }  // namespace emu

@@ -27,6 +27,7 @@ void TrafficCounters::add(const TrafficCounters& o) {
   tensor_flops += o.tensor_flops;
   poll_retries += o.poll_retries;
   for (const auto& [shape, count] : o.mma_shapes) mma_shapes[shape] += count;
+  forms.insert(o.forms.begin(), o.forms.end());
 }
 
 Launch::Launch(const Program& p, const LaunchConfig& c, const MachineOptions& o, uint64_t launch_number)
@@ -141,6 +142,11 @@ void Launch::retire(Cluster& cluster) {
   ++counters.clusters;
   counters.ctas += cluster.ctas.size();
   counters.traffic.add(cluster.traffic);
+  if (cluster.timing) {
+    counters.cluster_cycles.resize(std::max(counters.cluster_cycles.size(), static_cast<size_t>(cluster.number + 1)));
+    counters.cluster_cycles[cluster.number] = cluster.timing->end();
+    if (cluster.number == 0) counters.timing_json = cluster.timing->json();
+  }
   for (size_t i = 0; i < cluster.executed.size(); ++i) counters.executed[i] += cluster.executed[i];
   for (auto& cta : cluster.ctas) {
     if (cta->tensor && cta->tensor->allocated_columns())

@@ -1,6 +1,7 @@
 // Counters as JSON.
 #include <cinttypes>
 #include <cstdio>
+#include <set>
 
 #include "machine/module.h"
 
@@ -47,6 +48,29 @@ std::string units_json(const uint64_t* units) {
   return w.object();
 }
 
+// Opcodes with their modifiers as executed, and the uses of tensor instructions.
+std::vector<std::string> forms_of(const KernelCounters& k, const Program& program) {
+  std::set<std::string> forms;
+  for (size_t i = 0; i < k.executed.size(); ++i)
+    if (k.executed[i]) forms.insert(program.forms[program.code[i].form]);
+  for (const auto& [kind, a, b, c] : k.traffic.forms) {
+    char text[160];
+    switch (kind) {
+      case FormKind::kTcgen05Mma:
+        std::snprintf(text, sizeof text, "tcgen05.mma instruction %08" PRIx64 " a %016" PRIx64 " b %016" PRIx64, a, b, c);
+        break;
+      case FormKind::kWgmma:
+        std::snprintf(text, sizeof text, "wgmma shape %05" PRIx64 " a %016" PRIx64 " b %016" PRIx64, a, b, c);
+        break;
+      default:
+        std::snprintf(text, sizeof text, "tensor map %s flags %08" PRIx64 " box %016" PRIx64 " %08" PRIx64,
+                      kind == FormKind::kTileLoad ? "load" : "store", a, b, c);
+    }
+    forms.insert(text);
+  }
+  return {forms.begin(), forms.end()};
+}
+
 std::string kernel_json(const KernelCounters& k, const Program& program) {
   uint64_t units[static_cast<size_t>(Unit::kCount)] = {}, instructions = 0, lanes = 0;
   for (const WarpCounters& warp : k.warps) {
@@ -83,6 +107,11 @@ std::string kernel_json(const KernelCounters& k, const Program& program) {
           one.raw("units", units_json(warp.units));
           return one.object();
         }));
+  w.raw("forms", list(forms_of(k, program), quoted));
+  if (!k.cluster_cycles.empty()) {
+    w.raw("cluster_cycles", list(k.cluster_cycles, [](uint64_t c) { return std::to_string(c); }));
+    w.raw("timing", k.timing_json);
+  }
   std::string lines = "[";
   for (size_t i = 0; i < k.executed.size(); ++i)
     if (k.executed[i])
@@ -101,6 +130,7 @@ void Report::add(KernelCounters&& counters, const Program& program) {
     have.clusters += counters.clusters;
     have.ctas += counters.ctas;
     have.traffic.add(counters.traffic);
+    have.cluster_cycles.insert(have.cluster_cycles.end(), counters.cluster_cycles.begin(), counters.cluster_cycles.end());
     for (size_t i = 0; i < have.executed.size(); ++i) have.executed[i] += counters.executed[i];
     have.warps.resize(std::max(have.warps.size(), counters.warps.size()));
     for (size_t i = 0; i < counters.warps.size(); ++i) {
