@@ -12,9 +12,9 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from jax_fa4 import emulator
-
 from emu import flash_attn_4
+
+from jax_fa4 import emulator
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
