@@ -80,22 +80,24 @@ def run(kernel, products, shared, g, dims, schedule):
     q_state, kv_state = state
     queue_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, load.QUEUE_SLOTS)
     todo, queue_state = scheduler.receive(shared.work, queue_state)
-    _begin(work, todo, q_state, kv_state)
+    _begin(work, todo, q_state, kv_state, (q_state.index, kv_state.index))
     while todo.tile.q_block >= 0:
         todo, queue_state, q_state, kv_state = _tile(work, todo, queue_state, q_state, kv_state)
 
 
 @cute.jit
-def _begin(work, todo, q_state, kv_state):
+def _begin(work, todo, q_state, kv_state, used):
     """Issues the scores of a tile's first block, if there is a tile.
 
-    Without one the product runs too, on what the buffers happen to hold, and nobody looks at it: products stay outside
-    of control flow, where the assembler would make them wait for each other.
+    Without one the product runs too, on buffers that were `used` before (of Q and K), and nobody looks at the result:
+    products stay outside of control flow, where the assembler would make them wait for each other.
     """
-    if todo.tile.q_block >= 0:
+    exists = todo.tile.q_block >= 0
+    if exists:
         work.shared.q_pipeline.consumer_wait(q_state)
         work.shared.k_pipeline.consumer_wait(kv_state)
-    _issue_scores(work, q_state, kv_state)
+    q_buffer = cutlass.select_(exists, q_state.index, used[0])
+    _issue_scores(work, q_buffer, cutlass.select_(exists, kv_state.index, used[1]))
 
 
 @cute.jit
@@ -115,6 +117,7 @@ def _tile(work, todo, queue_state, q_state, kv_state):
     for _ in cutlass.range(todo.full_steps, unroll=1):
         kv_state, ready = _step(block, kv_state, ready, False)
     work.shared.q_pipeline.consumer_release(q_state)
+    used = (q_state.index, kv_state.index)
     q_state.advance()
     following, queue_state = scheduler.receive(work.shared.work, queue_state)
 
@@ -123,7 +126,7 @@ def _tile(work, todo, queue_state, q_state, kv_state):
     work.shared.v_pipeline.consumer_wait(last)
     _issue_output(work, last)
     if cutlass.const_expr(plan.q_stages > 1):  # the next tile's Q is there: its first scores run under this epilogue
-        _begin(work, following, q_state, kv_state)
+        _begin(work, following, q_state, kv_state, used)
         warpgroup.wait_group(1)
         work.shared.v_pipeline.consumer_release(last)
         epilogue.run(block)
@@ -131,7 +134,7 @@ def _tile(work, todo, queue_state, q_state, kv_state):
         warpgroup.wait_group(0)
         work.shared.v_pipeline.consumer_release(last)
         epilogue.run(block)
-        _begin(work, following, q_state, kv_state)
+        _begin(work, following, q_state, kv_state, used)
     return following, queue_state, q_state, kv_state
 
 
@@ -165,8 +168,8 @@ class Block:
     element_mask: mask.ElementMask
 
 
-def _issue_scores(work, q_state, state):
-    queries, keys = work.operand.q[None, None, None, q_state.index], work.operand.k[None, None, None, state.index]
+def _issue_scores(work, q_buffer, k_buffer):
+    queries, keys = work.operand.q[None, None, None, q_buffer], work.operand.k[None, None, None, k_buffer]
     multiply(work.products.scores, work.scores, queries, keys, False)
 
 
@@ -235,7 +238,7 @@ def _step(block, state, ready, masked: bool):
     state.advance()
     work.shared.k_pipeline.consumer_wait(state, ready[0])
     _turn(work, "blocks", work.turns.wait)
-    _issue_scores(work, block.q_state, state)
+    _issue_scores(work, block.q_state.index, state.index)
     work.shared.v_pipeline.consumer_wait(previous, ready[1])
     _issue_output(work, previous)
     _turn(work, "blocks", work.turns.pass_on)
