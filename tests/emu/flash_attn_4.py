@@ -2,9 +2,9 @@
 
     python flash_attn_4.py sm_100a OUTPUT_DIRECTORY case...
 
-Needs flash-attn-4 (4.0.0b36) and torch. Each kernel goes to OUTPUT_DIRECTORY/<case>_<kernel class>/{kernel.ptx,
-host.o, call.json}. The kernels are compiled without TVM-FFI argument packing, so that they are called with pointers to arguments;
-the device code is the same.
+Needs flash-attn-4 (4.0.0b36) and torch. Each kernel goes to OUTPUT_DIRECTORY/<case>_<kernel class>/: kernel.ptx, host.o
+and call.json. The kernels are compiled without TVM-FFI argument packing, so that they are called with pointers to
+arguments; the device code is the same.
 """
 
 import json

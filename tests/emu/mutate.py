@@ -1,4 +1,4 @@
-"""Remove each synchronisation instruction of a known-right kernel, one at a time, and see whether the software GPU notices.
+"""Remove each synchronisation instruction of a known-right kernel, one at a time: does the software GPU notice?
 
     python tests/emu/mutate.py sm_100a d128_causal [--seeds 20] [--length 512] [--json FILE]
 
