@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from emu import emulated
+
 from jax_fa4 import accuracy, cases, compile, emulator, errors, plan
 from jax_fa4.cases import Case, Shape
 from jax_fa4.kernels.common.abi import Dims

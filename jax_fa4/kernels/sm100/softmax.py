@@ -192,7 +192,7 @@ def _probabilities(
     subtract_first: cutlass.Constexpr,
     on_fma: cutlass.Constexpr,
 ):
-    """Stores P, in 16 bits, by (copy, place) `target`, and lets mma have it; returns `total` plus the row's sum of P."""
+    """Stores P in 16 bits by (copy, place) `target` and lets mma have it; returns `total` plus the sum of P."""
     barriers = context.barriers
     store, t_probabilities = target
     r_store = cute.make_rmem_tensor(store.partition_S(_coordinates(BLOCK_K // 2)).shape, Float32)
