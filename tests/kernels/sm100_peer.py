@@ -5,6 +5,8 @@
 flash-attn-4 is compiled unchanged by `emu.known_right`. Both kernels get the same inputs; one head, batch 1.
 """
 
+import itertools
+
 import numpy as np
 from emu import known_right
 
@@ -13,7 +15,7 @@ from jax_fa4.kernels.common.abi import Dims
 from jax_fa4.spec import AttentionSpec
 
 ARCH = "sm_100a"
-CASES = tuple((head_dim, causal, length) for head_dim in (64, 128) for causal in (False, True) for length in (1024, 4096))
+CASES = tuple(itertools.product((64, 128), (False, True), (1024, 4096)))
 
 
 def count(head_dim: int, causal: bool, length: int) -> dict[str, dict]:
