@@ -18,8 +18,8 @@ ALIGNMENT_BYTES = 1024
 class BackwardPlan:
     """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
 
-    Consumer warpgroups share the keys, 64 each (see `consumer`); in a wide plan, with 64 keys in all, they share columns
-    (see `wide`).
+    Consumer warpgroups share the keys, 64 each (see `consumer`). In a wide plan, with 64 keys in all, they share the
+    columns (see `wide`).
 
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
@@ -103,9 +103,9 @@ def _check_slopes(spec: AttentionSpec) -> None:
     """Raises `Unsupported` for a score function whose derivative kernels cannot compute."""
     for mod in spec.score_mods:
         if isinstance(mod, ScoreMap):
-            from jax_fa4.kernels.common import scalar_jaxpr, slope
+            from jax_fa4.kernels.common import scalar_check, slope
 
-            scalar_jaxpr.check(slope.slope(mod.function))
+            scalar_check.check(slope.slope(mod.function))
 
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:

@@ -1,0 +1,165 @@
+"""The Hopper backward kernel: plans, its order of work, machine code, and every case on the software GPU and a real one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_fa4
+from jax_fa4 import accuracy, cases, compile, emulator, errors, masks, plan, reference, vjp
+from jax_fa4.kernels.common.abi import Dims
+from jax_fa4.kernels.sm90.bwd.plan import SHARED_BYTES, backward_plan
+from jax_fa4.spec import Arguments, AttentionSpec, make_spec
+
+ARCH = "sm_90a"
+CASES = {case.name: case for case in cases.select(without=("empty",))}
+FAST = ("causal", "lengths-window-sinks")
+GRADIENTS = ("dq", "dk", "dv")
+
+
+def kernel_of(case: cases.Case, seed: int = 0, **changes):
+    """(spec, operands, artifact) of a case, the spec with `changes`; skips what kernels refuse."""
+    spec, operands = make_spec(Arguments(**case.make(seed)))
+    spec, shape = dataclasses.replace(spec, **changes), case.shape
+    try:
+        size = plan.size_class(shape.B, shape.S, shape.T, shape.H)
+        return spec, operands, compile.artifact(spec, ARCH, size, "backward")
+    except errors.Unsupported as error:
+        pytest.skip(str(error))
+
+
+def slow_unless(names):
+    return [pytest.param(n, marks=() if n in names else pytest.mark.slow) for n in CASES]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_head_dim_has_a_plan_within_the_budgets(dtype):
+    for head_dim in range(8, 257, 8):
+        for value_head_dim in (8, 64, head_dim, 256):
+            chosen = backward_plan(AttentionSpec(dtype, head_dim, value_head_dim))
+            assert chosen.tile_d >= head_dim and chosen.tile_e >= value_head_dim
+            assert chosen.shared_bytes <= SHARED_BYTES
+            registers = 128 * (chosen.producer_registers + chosen.consumers * chosen.consumer_registers)
+            assert registers <= 65536
+
+
+def test_a_plan_over_its_budget_says_both_numbers():
+    chosen = backward_plan(AttentionSpec("bfloat16", 128, 128))
+    with pytest.raises(ValueError, match=rf"needs \d+ bytes of shared memory, allowed are {SHARED_BYTES}"):
+        dataclasses.replace(chosen, q_stages=4)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("mask", [masks.Full(), masks.Causal()], ids=["full", "causal"])
+def test_machine_code_uses_no_local_memory(head_dim, mask):
+    spec = AttentionSpec("bfloat16", head_dim, head_dim, scale=head_dim**-0.5, mask=mask)
+    artifact = compile.artifact(spec, ARCH, plan.SizeClass.MANY_TILES, "backward")
+    assert artifact.spilled == ()
+
+
+def test_the_slope_of_a_score_function_is_its_derivative():
+    from jax_fa4.kernels.common.slope import slope
+    from jax_fa4.scalar import ScalarFunction
+
+    def function(score, b, h, q, k):
+        return jnp.tanh(score) * (1 + h) + 0.5 * score * score
+
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((), jnp.float32), index, index, index, index)
+    derivative = slope(ScalarFunction(str(jaxpr), jaxpr, 0, function))
+    for score in (-2.0, 0.3, 1.5):
+        (got,) = jax.core.eval_jaxpr(derivative.jaxpr.jaxpr, derivative.jaxpr.consts, jnp.float32(score), 0, 2, 0, 0)
+        assert got == pytest.approx(3 / np.cosh(score) ** 2 + score, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def software_gpu():
+    try:
+        return emulator.library()
+    except (FileNotFoundError, OSError) as error:
+        pytest.skip(f"the package's library is not built: {error}")
+
+
+def emulate(case: cases.Case, seed: int, sm_count: int = 3, **changes):
+    """(spec, operands, cotangents, gradients) of one run on the software GPU, outputs poisoned before."""
+    spec, operands, artifact = kernel_of(case, seed, **changes)
+    shape = case.shape
+    dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
+    do, dlse = reference.cotangents(operands, seed)
+    o, lse = reference.forward(spec, operands)
+    given = {"lse": lse.astype(jnp.float32), "delta": vjp.delta(o.astype(spec.dtype), do, dlse), "do": do}
+    arrays = {}
+    for buffer in artifact.buffers:
+        if buffer.kind == "in":
+            field, _, index = buffer.name.rpartition("_")
+            several = field in ("mask_operands", "score_operands")
+            value = getattr(operands, field)[int(index)] if several else given.get(buffer.name)
+            value = getattr(operands, buffer.name) if value is None else value
+            arrays[buffer.name] = np.ascontiguousarray(np.asarray(value))
+        elif buffer.kind == "out":
+            poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
+            arrays[buffer.name] = poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
+    report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count)
+    assert report.complaints == []
+    return spec, operands, (do, dlse), {name: arrays[name] for name in GRADIENTS}
+
+
+def too_large(results, spec, operands, cotangents):
+    return [str(row) for row in accuracy.judge(results, spec, operands, cotangents) if not row.ok]
+
+
+@pytest.mark.parametrize("name", slow_unless(FAST))
+def test_case_on_the_software_gpu(name, software_gpu):
+    spec, operands, cotangents, gradients = emulate(CASES[name], seed=1)
+    assert too_large(gradients, spec, operands, cotangents) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dims", [(128, 128), (256, 256), (192, 128)], ids=str)
+def test_wide_heads_on_the_software_gpu(head_dims, software_gpu):
+    D, E = head_dims
+    spec, operands, cotangents, gradients = emulate(CASES["causal"].resized(D=D, E=E), seed=2)
+    assert too_large(gradients, spec, operands, cotangents) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "lengths-window-sinks"])
+def test_deterministic_gradients_do_not_depend_on_the_order_of_execution(name, software_gpu):
+    """Seeds order warps and asynchronous copies differently; tiles meet different blocks with another number of them."""
+    case = CASES[name].resized(S=300, T=300)
+    first = emulate(case, seed=3, deterministic=True)[3]
+    for sm_count in (1, 64):
+        other = emulate(case, 3, sm_count, deterministic=True)[3]
+        for key, value in first.items():
+            assert value.tobytes() == other[key].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(CASES))
+def test_case_on_the_gpu(name):
+    """The accuracy rule, and, with deterministic=True, twenty runs bitwise equal."""
+    arguments = CASES[name].make(seed=2)
+    spec, operands = make_spec(Arguments(**arguments))
+    cotangents = reference.cotangents(operands, 2)
+
+    def gradients(deterministic):
+        def call(q, k, v):
+            given = {**arguments, "q": q, "k": k, "v": v, "deterministic": deterministic}
+            return jax_fa4.attention(**given, return_lse=True, backend="cuda")
+
+        return jax.jit(lambda q, k, v, do, dlse: jax.vjp(call, q, k, v)[1]((do, dlse)))
+
+    inputs = (operands.q, operands.k, operands.v, *cotangents)
+    try:
+        got = dict(zip(GRADIENTS, gradients(False)(*inputs), strict=True))
+    except errors.Unsupported as error:
+        pytest.skip(str(error))
+    assert too_large(got, spec, operands, cotangents) == []
+    fixed = gradients(True)
+    first = fixed(*inputs)
+    assert too_large(dict(zip(GRADIENTS, first, strict=True)), spec, operands, cotangents) == []
+    for _ in range(20):
+        again = fixed(*inputs)
+        assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(first, again, strict=True))
