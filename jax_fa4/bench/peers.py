@@ -42,8 +42,10 @@ class Peer:
 
 def jax_runnables(attend: Callable[..., jax.Array], workload: Workload) -> dict[str, Runnable]:
     """Forward and backward of ``attend(q, k, v)`` under jit, compiled before they are returned."""
-    shape = (workload.batch, workload.length, workload.heads, workload.head_dim)
-    q, k, v, do = (jax.random.normal(key, shape, workload.dtype) for key in jax.random.split(jax.random.key(0), 4))
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, do = (
+        jax.random.normal(key, shape, workload.dtype) for key, shape in zip(keys, workload.shapes(), strict=True)
+    )
     forward = jax.jit(attend).lower(q, k, v).compile()
     _, pullback = jax.jit(lambda q, k, v: jax.vjp(attend, q, k, v))(q, k, v)
     backward = jax.jit(lambda pullback, do: pullback(do)).lower(pullback, do).compile()
@@ -60,7 +62,8 @@ def own_peer(backend: str) -> Peer:
     def prepare(workload: Workload) -> Mapping[str, Runnable]:
         from jax_fa4 import attention
 
-        return jax_runnables(partial(attention, causal=workload.causal, backend=backend), workload)
+        window = None if workload.window is None else (workload.window, None)
+        return jax_runnables(partial(attention, causal=workload.causal, window=window, backend=backend), workload)
 
     name = "jax_fa4" if backend == "auto" else f"jax_fa4:{backend}"
     return Peer(name, "jax_fa4", ("cpu", "gpu", "tpu"), prepare)
@@ -68,7 +71,11 @@ def own_peer(backend: str) -> Peer:
 
 def _jax_nn(implementation: str) -> Callable[[Workload], Mapping[str, Runnable]]:
     def prepare(workload: Workload) -> Mapping[str, Runnable]:
-        attend = partial(jax.nn.dot_product_attention, is_causal=workload.causal, implementation=implementation)
+        window = None if workload.window is None else (workload.window, 0)
+        attend = partial(
+            jax.nn.dot_product_attention, is_causal=workload.causal, local_window_size=window,
+            implementation=implementation,
+        )  # fmt: skip
         return jax_runnables(attend, workload)
 
     return prepare
@@ -77,13 +84,17 @@ def _jax_nn(implementation: str) -> Callable[[Workload], Mapping[str, Runnable]]
 def _fa3(workload: Workload) -> Mapping[str, Runnable]:
     from dew_flash_attn import flash_mha
 
-    return jax_runnables(partial(flash_mha, is_causal=workload.causal), workload)
+    window = (-1, -1) if workload.window is None else (workload.window, 0)
+    return jax_runnables(partial(flash_mha, is_causal=workload.causal, window_size=window), workload)
 
 
 def _tokamax(workload: Workload) -> Mapping[str, Runnable]:
     import tokamax
 
-    attend = partial(tokamax.dot_product_attention, is_causal=workload.causal, implementation="mosaic")
+    window = None if workload.window is None else (workload.window, 0)
+    attend = partial(
+        tokamax.dot_product_attention, is_causal=workload.causal, local_window_size=window, implementation="mosaic"
+    )
     return jax_runnables(attend, workload)
 
 
@@ -91,17 +102,17 @@ def _fa4_torch(workload: Workload) -> Mapping[str, Runnable]:
     import torch
     from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
 
-    shape = (workload.batch, workload.length, workload.heads, workload.head_dim)
     dtype = getattr(torch, workload.dtype)
-    q, k, v, do = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
-    o, lse = _flash_attn_fwd(q, k, v, causal=workload.causal, return_lse=True)[:2]
+    q, k, v, do = (torch.randn(shape, device="cuda", dtype=dtype) for shape in workload.shapes())
+    mask = {"causal": workload.causal, "window_size_left": workload.window}
+    o, lse = _flash_attn_fwd(q, k, v, return_lse=True, **mask)[:2]
 
     def wait(_: object) -> None:
         torch.cuda.synchronize()
 
     return {
-        "forward": Runnable(lambda: _flash_attn_fwd(q, k, v, causal=workload.causal, return_lse=True), wait),
-        "backward": Runnable(lambda: _flash_attn_bwd(q, k, v, o, do, lse, causal=workload.causal), wait),
+        "forward": Runnable(lambda: _flash_attn_fwd(q, k, v, return_lse=True, **mask), wait),
+        "backward": Runnable(lambda: _flash_attn_bwd(q, k, v, o, do, lse, **mask), wait),
     }
 
 

@@ -10,7 +10,7 @@ import jax
 from jax_fa4.bench import report
 from jax_fa4.bench.peers import PEERS, Peer, own_peer
 from jax_fa4.bench.timing import time_interleaved
-from jax_fa4.bench.workload import Workload, constant_tokens
+from jax_fa4.bench.workload import Workload, constant_tokens, further
 
 
 def _numbers(text: str) -> list[int]:
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: speed; all three with --backend xla)",
     )
     parser.add_argument("--head-dims", type=_numbers, help="default: 64,128,256 on a GPU, 64 on a CPU")
+    parser.add_argument("--further", action="store_true", help="add rows with grouped heads, a window, and D != E")
     parser.add_argument("--lengths", type=_numbers, help="default: 1024,4096,16384 on a GPU, 2048 on a CPU")
     parser.add_argument("--dtype", help="default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds, interleaved over the peers (default: 5)")
@@ -46,12 +47,13 @@ def workloads(arguments: argparse.Namespace) -> list[Workload]:
     dtype = arguments.dtype or ("bfloat16" if on_gpu else "float32")
     dims = arguments.head_dims or ([64, 128, 256] if on_gpu else [64])
     lengths = arguments.lengths or ([1024, 4096, 16384] if on_gpu else [2048])
-    return [
+    rows = [
         constant_tokens(length, dim, causal, dtype) if on_gpu else Workload(1, length, 4, dim, causal, dtype)
         for dim in dims
         for length in lengths
         for causal in (False, True)
     ]
+    return rows + (further(dtype) if arguments.further else [])
 
 
 def select_peers(arguments: argparse.Namespace) -> list[Peer]:
@@ -106,6 +108,8 @@ def measure_speed(arguments: argparse.Namespace) -> list[dict]:
                         }
                     )
             rows += _both_directions(rows, workload)
+            if arguments.json:  # row by row, so that an interrupted run leaves what it measured
+                arguments.json.write_text(json.dumps({"environment": report.environment(), "speed": rows}, indent=1))
     return rows
 
 
