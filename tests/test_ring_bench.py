@@ -19,12 +19,12 @@ def test_flops_count_what_the_mask_keeps():
 
 @pytest.mark.slow
 def test_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "HEADS", ((2, 1),))
+    monkeypatch.setattr(command, "HEADS", ((2, 1, command.KINDS),))
     path = tmp_path / "ring.json"
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    small = ["--tokens", "128", "--compare", "128", "--repeats", "2", "--rounds", "1", "--backend", "xla", "--json"]
-    arguments = parser.parse_args([*small, str(path)])
+    sizes = ["--tokens", "128", "--inner", "128", "--compare", "128", "--repeats", "2", "--rounds", "1"]
+    arguments = parser.parse_args([*sizes, "--backend", "xla", "--json", str(path)])
     assert command.main(arguments) == 0
     report = json.loads(path.read_text())
     assert "link GB/s, one way" in report["header"]

@@ -1,5 +1,6 @@
 """Ring Attention on all GPUs against one GPU, on the same total work."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_fa4 import backends, vjp
 from jax_fa4.api import attention
 from jax_fa4.bench.timing import Runnable, seconds_per_call
 from jax_fa4.ring import ring_attention
+from jax_fa4.ring.merge import merge
 from jax_fa4.ring.transfer import send_packed
+from jax_fa4.spec import Arguments, make_spec
 
 HEAD_DIM = 128
 
@@ -157,6 +161,36 @@ def transfer_seconds(mesh: Mesh, work: RingWorkload) -> float:
     call = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(rows, rows), out_specs=(rows, rows)))
     _, k, v, _ = arrays(work, NamedSharding(mesh, rows))
     return best_seconds(call, [k, v], 5)
+
+
+def inner_step(tokens: int, backend: str, rounds: int) -> dict[str, Any]:
+    """What a ring step costs over plain attention of the same work, on one device: float32 results, merge, sums."""
+    work = RingWorkload(tokens, 16, 16, "full", "both")
+    q, k, v, do = arrays(work, SingleDeviceSharding(jax.devices()[0]))
+    spec, operands = make_spec(Arguments(q, k, v))
+    plain = backends.resolve(backend, spec, operands)
+    partial = dataclasses.replace(spec, float32_out=True)
+    step = backends.resolve(backend, partial, operands)
+    o, lse = jax.jit(lambda x: plain.forward(spec, x))(operands)
+    delta = jax.jit(vjp.delta)(o, do)
+    first = (o.astype(jnp.float32), lse)
+    sums = [x.astype(jnp.float32) for x in (q, k, v)]
+
+    def backward_step(x: Any, lse: jax.Array, delta: jax.Array, do: jax.Array, sums: list[jax.Array]) -> Any:
+        new = step.backward(partial, x, lse, delta, do)
+        return [a + b for a, b in zip(sums, (new.dq, new.dk, new.dv), strict=True)]
+
+    calls: dict[str, tuple[Callable, list[Any]]] = {
+        "forward_s": (lambda x: plain.forward(spec, x), [operands]),
+        "forward_step_s": (lambda x, first: merge(first, step.forward(partial, x)), [operands, first]),
+        "backward_s": (lambda *x: plain.backward(spec, *x), [operands, lse, delta, do]),
+        "backward_step_s": (backward_step, [operands, lse, delta, do, sums]),
+    }
+    row: dict[str, Any] = {"inner step": f"{tokens} tokens, 16 heads"}
+    row |= {name: best_seconds(jax.jit(call), given, rounds) for name, (call, given) in calls.items()}
+    row["forward_overhead"] = row["forward_step_s"] / row["forward_s"] - 1
+    row["backward_overhead"] = row["backward_step_s"] / row["backward_s"] - 1
+    return row
 
 
 def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:

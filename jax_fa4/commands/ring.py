@@ -9,14 +9,15 @@ import jax
 
 from jax_fa4.bench import report, ring
 
-HEADS = ((16, 16), (32, 4))
 KINDS = ("full", "causal", "window")
+HEADS = ((16, 16, KINDS), (32, 4, ("causal",)))
 DIRECTIONS = ("forward", "both")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[65_536, 262_144])
     parser.add_argument("--compare", type=int, default=8192, metavar="TOKENS", help="of the comparison of results")
+    parser.add_argument("--inner", type=int, default=16_384, metavar="TOKENS", help="of the ring step on one device")
     parser.add_argument("--repeats", type=int, default=20, help="of the comparison; deterministic, bitwise")
     parser.add_argument("--rounds", type=int, default=3, help="timed calls of each row")
     parser.add_argument("--backend", default="auto")
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def workloads(tokens: list[int]) -> list[ring.RingWorkload]:
     """All rows of the table."""
     return [ring.RingWorkload(length, heads, kv_heads, kind, direction)
-            for length in tokens for heads, kv_heads in HEADS for kind in KINDS for direction in DIRECTIONS]
+            for length in tokens for heads, kv_heads, kinds in HEADS for kind in kinds for direction in DIRECTIONS]
 
 
 def lower_all(arguments: argparse.Namespace) -> None:
@@ -67,6 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
     for row in ring.compare(arguments.compare, arguments.backend, arguments.repeats):
         failed |= max(row["relative_errors"]) > 5e-3 or not row["bitwise_equal"].startswith(f"{arguments.repeats} of")
         _emit(rows, row, header, arguments.json)
+    _emit(rows, ring.inner_step(arguments.inner, arguments.backend, 5 * arguments.rounds), header, arguments.json)
     for work in workloads(arguments.tokens):
         _emit(rows, ring.measure(work, arguments.backend, arguments.rounds), header, arguments.json)
     return int(failed)
