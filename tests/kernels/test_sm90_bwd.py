@@ -1,4 +1,4 @@
-"""The Hopper backward kernel: plans, its order of work, machine code, and every case on the software GPU and a real one."""
+"""The Hopper backward kernel: plans, machine code, and every case on the software GPU and on a real one."""
 
 import dataclasses
 
@@ -127,7 +127,7 @@ def test_wide_heads_on_the_software_gpu(head_dims, software_gpu):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal", "lengths-window-sinks"])
 def test_deterministic_gradients_do_not_depend_on_the_order_of_execution(name, software_gpu):
-    """Seeds order warps and asynchronous copies differently; tiles meet different blocks with another number of them."""
+    """Seeds order warps and asynchronous copies differently; tiles meet other blocks with another number of them."""
     case = CASES[name].resized(S=300, T=300)
     first = emulate(case, seed=3, deterministic=True)[3]
     for sm_count in (1, 64):
