@@ -1,8 +1,8 @@
 """Which forms (opcode with modifiers; descriptors of tensor instructions and tensor maps) have been shown to be right.
 
-`known_forms.txt` holds those that kernels known to be right on real hardware executed with right results: FlashAttention's
-published sm_90a and sm_100a kernels and NVIDIA's GEMM tutorials. `python tests/emu/forms.py CORPUS` writes it anew; CORPUS
-has a folder for each kernel with host.o, kernel.ptx and call.json, made as tests/emu/README.md says.
+`known_forms.txt` holds those that kernels known to be right on real hardware executed: FlashAttention's published
+sm_90a and sm_100a kernels and NVIDIA's GEMM tutorials. `python tests/emu/forms.py CORPUS` writes it anew; CORPUS has a
+folder for each kernel with host.o, kernel.ptx and call.json.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import struct
 import sys
 
 import numpy as np
+
 from jax_fa4 import emulator
 
 KNOWN = pathlib.Path(__file__).with_name("known_forms.txt")
@@ -46,10 +47,11 @@ def collected():
 
 _DTYPES = {"BFloat16": 2, "Float16": 2, "Float32": 4, "float16": 2, "float32": 4, "Int32": 4}
 _DYNAMIC = (1, 256, 4, 128)
+_SLACK = 1 << 20  # some kernels write whole tiles, beyond the last row
 
 
 def _aligned(count: int) -> np.ndarray:
-    raw = np.zeros(count + 256, np.uint8)
+    raw = np.zeros(count + _SLACK, np.uint8)
     start = -raw.ctypes.data % 256
     return raw[start : start + count]
 
@@ -69,7 +71,9 @@ def _run_corpus_kernel(folder: pathlib.Path) -> emulator.Report:
     symbol = next(s for s in call["symbols"] if s.startswith("_mlir_corpus_cutlass"))
     module = emulator.load((folder / "host.o").read_bytes(), (folder / "kernel.ptx").read_text(), symbol)
     memory, kept = [], []
-    sizes = {"M": 512, "N": 512, "K": 256}
+    sizes = {"M": 512, "N": 512, "K": 256, "L": 1, "B": 1, "S": 256, "T": 256, "H": 2}
+    if any(a and a[0] == "i32" and a[1] == "H" for a in call["args"]):
+        sizes["K"] = 2  # attention: KV heads
     for argument in call["args"]:
         if argument is None or argument[0] is None:
             continue
@@ -80,7 +84,7 @@ def _run_corpus_kernel(folder: pathlib.Path) -> emulator.Report:
                 shape = [1, 4, 256 * 128]
             data = _tensor(shape, _DTYPES[argument[1]], memory)
         elif kind == "ptr":
-            array = _aligned(int(np.prod([sizes[s] for s in argument[3]])) * 4)
+            array = _aligned(int(np.prod([sizes.get(s, s) for s in argument[3]])) * 4)
             memory.append(array)
             data = struct.pack("<Q", array.ctypes.data)
         elif kind in ("float", "Float32"):

@@ -1,11 +1,11 @@
-"""What our kernels ask of the software GPU has been asked of it before, by a kernel known to be right or a small test."""
+"""What our kernels ask of the software GPU was asked of it before, by a kernel known to be right or a small test."""
 
 import jax
 import jax.numpy as jnp
 import pytest
+from emu import emulated, forms, ptx_cases
 
 import jax_fa4
-from emu import emulated, forms, ptx_cases
 from jax_fa4 import emulator
 
 

@@ -4,9 +4,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from jax_fa4 import emulator
-
 from emu import emulated
+
+from jax_fa4 import emulator
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +51,7 @@ def failure(text, *arguments, **settings):
     return str(caught.value)
 
 
-# ---- divergence --------------------------------------------------------------------------------------------------------
+# ---- divergence ----
 
 
 def test_lanes_leave_a_loop_one_by_one_and_meet_again():
@@ -119,7 +119,7 @@ def test_a_member_mask_that_names_lanes_elsewhere():
     assert "member mask is 0x0001ffff, but only lanes 0x0000ffff" in failure(ptx(body + STORE), np.zeros(32, np.uint32))
 
 
-# ---- barriers ----------------------------------------------------------------------------------------------------------
+# ---- barriers ----
 
 
 def test_named_barriers_order_producers_and_consumers():
@@ -203,7 +203,7 @@ def test_a_loop_without_end_is_stopped():
     assert "hang" in failure(ptx("L: add.u32 r1, r1, 1; bra L; ret;"))
 
 
-# ---- what the loader refuses -------------------------------------------------------------------------------------------
+# ---- what the loader refuses ----
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_cta_must_not_end_before_its_shared_memory_has_been_read(wait):
     assert (failures == 0) == wait
 
 
-# ---- seeds and threads -------------------------------------------------------------------------------------------------
+# ---- seeds and threads ----
 
 TICKETS = """
 mov.u32 r1, 1; elect.sync r2|p1, -1; mov.u32 r20, 0;
@@ -327,7 +327,7 @@ def test_distributed_shared_memory():
     np.testing.assert_array_equal(out, expected)
 
 
-# ---- tensor memory -----------------------------------------------------------------------------------------------------
+# ---- tensor memory ----
 
 TENSOR = """
 mov.u32 r10, smem; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r10], 32;
