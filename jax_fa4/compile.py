@@ -47,6 +47,9 @@ def compile_kernel(kernel, arch: str, *, options: str = "", dump_dir: str | os.P
     `kernel` has ``buffers`` and ``__call__(self, g, dims, stream)``, see `jax_fa4.kernels.common.entry`. `options` are
     added to the compiler's own (``"--generate-line-info"``, say). With `dump_dir` the PTX and the cubin stay there.
     """
+    kinds = [buffer.kind for buffer in kernel.buffers]
+    if kinds != sorted(kinds):  # "in", "out", "scratch": also the order of a custom call's operands and results
+        raise ValueError(f"{type(kernel).__qualname__}.buffers: inputs, then outputs, then scratch; got {kinds}")
     import cutlass.cute as cute
 
     from jax_fa4.kernels.common.entry import entry, fake_args

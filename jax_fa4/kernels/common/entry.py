@@ -21,13 +21,16 @@ DTYPES = {
     "int32": cutlass.Int32,
     "int64": cutlass.Int64,
     "uint8": cutlass.Uint8,
-    "bool": cutlass.Boolean,
+    "bool": cutlass.Uint8,  # a byte each, as XLA stores them
 }
 
 
 def tensor(pointer: cute.Pointer, buffer: abi.Buffer, dims: abi.Dims) -> cute.Tensor:
-    """The buffer as a row-major tensor: Int32 shape, Int64 strides divisible by the static sizes inside them."""
-    shape = tuple(abi.evaluate(size, dims) for size in buffer.shape)
+    """The buffer as a row-major tensor: Int32 shape, Int64 strides divisible by the static sizes inside them.
+
+    A buffer without dims is a tensor of shape (1,).
+    """
+    shape = tuple(abi.evaluate(size, dims) for size in buffer.shape) or (1,)
     strides = []
     stride, static = 1, 1
     for size in reversed(shape):

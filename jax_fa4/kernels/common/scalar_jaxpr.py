@@ -28,7 +28,9 @@ _LN_2 = math.log(2.0)
 def call(function: Any, scalars: Sequence[Any], operands: Sequence[cute.Tensor]) -> Any:
     """`function` (a `ScalarFunction`) of DSL scalars and global tensors, as a DSL scalar."""
     closed = function.jaxpr
-    (result,) = _evaluate(closed.jaxpr, closed.consts, (*scalars, *operands))
+    avals = closed.in_avals[len(scalars) :]
+    arrays = [x if a.shape else _element(x, (), _dtype(a.dtype)) for x, a in zip(operands, avals, strict=True)]
+    (result,) = _evaluate(closed.jaxpr, closed.consts, (*scalars, *arrays))
     return result
 
 
@@ -68,11 +70,11 @@ def _select(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def _element(array: cute.Tensor, indices: Sequence[Any], result: Any) -> Any:
-    """array[indices], each index clamped to its axis."""
-    clamped = [
-        Int32(cutlass.max(Int32(0), cutlass.min(Int32(i), Int32(n - 1)))) for i, n in zip(indices, array.shape, strict=True)
-    ]
-    return result(array[tuple(clamped)] if clamped else array[0])
+    """array[indices], each index clamped to its axis; without indices the one element of a scalar operand."""
+    if not indices:
+        return result(array[0])
+    bounds = zip(indices, array.shape, strict=True)
+    return result(array[tuple(Int32(cutlass.max(Int32(0), cutlass.min(Int32(i), Int32(n - 1)))) for i, n in bounds)])
 
 
 def _gather(equation: Any, array: Any, index: Any) -> Any:
