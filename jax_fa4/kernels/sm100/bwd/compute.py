@@ -1,0 +1,166 @@
+"""The compute role: two warpgroups turn S and dP into P and dS; a thread owns a key and half of the queries.
+
+A half of the queries is worked on in parts of 32 columns of tensor memory; P of both parts stays in registers until dP
+is there. At the end of a tile the same threads write dK and dV out (`epilogue`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from jax_fa4.kernels.common import backward, softmax
+from jax_fa4.kernels.sm90.bwd import schedule
+from jax_fa4.kernels.sm90.bwd.pipes import buffer
+from jax_fa4.kernels.sm100.bwd import epilogue
+from jax_fa4.kernels.sm100.bwd.context import (
+    HALF,
+    Context,
+    arrive_ring,
+    load_columns,
+    phase,
+    store_columns,
+)
+from jax_fa4.kernels.sm100.bwd.plan import BLOCK
+from jax_fa4.kernels.sm100.context import arrive_warp, finish_tmem_stores, tmem_fence
+
+PART = 32
+"""Columns of tensor memory in registers at a time."""
+PARTS = HALF // PART
+VECTOR = 8
+"""16-bit elements of a 16-byte store."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The calling thread: its key within the tile (also its lane of tensor memory), and its half of the queries."""
+
+    row: Int32
+    half: Int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step's block of queries: which it is, of which head, and the tile it meets."""
+
+    number: Int32
+    block: Int32
+    head: Int32
+    tile: Any
+    steps: Any
+
+
+@cute.jit
+def run(context: Context):
+    """All tiles of this block."""
+    key_schedule, group = context.schedule, context.spec.group
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    place = Place(cute.arch.thread_idx()[0] % BLOCK, (warp - context.plan.warps.compute) // 4)
+    number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
+    while number < key_schedule.count:
+        tile = key_schedule.tile(number)
+        steps = schedule.steps(context.kernel, context.g, context.dims, tile)
+        count = steps.count(group)
+        block, head = steps.start, tile.head * group
+        for i in cutlass.range(count, unroll=1):
+            _step(context, place, Step(steps_done + i, block, head, tile, steps))
+            block, head = steps.following(block, head)
+        epilogue.run(context, place, tile, count, tiles_done)
+        if count > 0:
+            tiles_done += 1
+        steps_done += count
+        number = schedule.receive(context.pipes, context.shared, turn)
+        turn += 1
+
+
+@cute.jit
+def _step(context: Context, place: Place, step: Step):
+    """P and dS of one block of queries."""
+    plan, pipes, tmem = context.plan, context.pipes, context.plan.tmem
+    q, do = buffer(step.number, plan.q_stages), buffer(step.number, plan.do_stages)
+    first = place.half * HALF
+    p = cute.make_rmem_tensor((PART, PARTS), Float32)
+    pipes.q.consumer_wait(q)
+    pipes.scores_full.wait(0, phase(step.number))
+    tmem_fence("after")
+    for part in cutlass.range_constexpr(PARTS):
+        values = p[None, part]
+        loaded = load_columns(context, tmem.scores + first + part * PART, PART, place.row)
+        cute.arch.fence_view_async_tmem_load()
+        values.store(cute.make_tensor(loaded.iterator, values.layout).load())
+        lse = _statistic(context.shared.lse, q.index, place, part)
+        _probabilities(context, place, step, (part, values, lse))
+    finish_tmem_stores()
+    arrive_warp(pipes.p_full, 0)
+    arrive_ring(pipes.q, q.index)
+
+    pipes.do.consumer_wait(do)
+    pipes.dp_full.wait(0, phase(step.number))
+    tmem_fence("after")
+    for part in cutlass.range_constexpr(PARTS):
+        dp = load_columns(context, tmem.dp + first + part * PART, PART, place.row)
+        cute.arch.fence_view_async_tmem_load()
+        delta = _statistic(context.shared.delta, do.index, place, part)
+        for i in cutlass.range_constexpr(PART):
+            dp[i] = p[i, part] * (dp[i] - delta[i])
+        ds = cute.make_rmem_tensor((PART,), context.dtype)
+        softmax.convert_pairs(dp, ds)
+        store_columns(context, ds, tmem.dp + first + part * (PART // 2), place.row)
+        _store_ds(context, place, part, ds)
+    finish_tmem_stores()
+    cute.arch.fence_view_async_shared()
+    arrive_warp(pipes.ds_full, 0)
+    arrive_ring(pipes.do, do.index)
+
+
+def _statistic(tensor: cute.Tensor, stage: Int32, place: Place, part: int) -> cute.Tensor:
+    """LSE or delta of the part's queries: the same for all lanes."""
+    values = cute.make_rmem_tensor((PART,), Float32)
+    layout = cute.make_layout((4, PART // 4, PARTS, 2, cute.size(tensor, mode=[1])))
+    vectors = cute.make_tensor(tensor.iterator, layout)
+    for i in range(PART // 4):
+        target = cute.make_tensor(values.iterator + 4 * i, cute.make_layout(4))
+        cute.autovec_copy(vectors[None, i, part, place.half, stage], target)
+    return values
+
+
+@cute.jit
+def _probabilities(context: Context, place: Place, step: Step, work):
+    """P of one part in place, also stored in 16 bits; then dy/dx of the score mods multiplied onto it, for dS.
+
+    `work` is (number of the part, its scores, LSE of its queries).
+    """
+    part, values, lse = work
+    spec, plan, geometry = context.spec, context.plan, step.steps.geometry
+    first = place.half * HALF
+    fragment = backward.Fragment(
+        values, lambda i: (i, 0), query=step.block * BLOCK + first + part * PART, key=step.tile.block * BLOCK + place.row,
+        query_steps=tuple(range(PART)), key_steps=(0,), batch=step.tile.batch, head=step.head,
+    )  # fmt: skip
+    slopes = backward.slopes_like(spec, values)
+    backward.apply_score_mods(spec, fragment, geometry, context.g, slopes)
+    if step.steps.masked(step.block):
+        backward.apply_mask(spec, fragment, geometry, context.g)
+    backward.probabilities(fragment, lse, context.kernel.scale_log2)
+    rounded = cute.make_rmem_tensor((PART,), context.dtype)
+    softmax.convert_pairs(values, rounded)
+    store_columns(context, rounded, plan.tmem.scores + first + part * (PART // 2), place.row)
+    if cutlass.const_expr(slopes is not None):
+        for i in cutlass.range_constexpr(PART):
+            product = values[i] * slopes[i].to(Float32)
+            # A user's function may have no finite slope where P is 0.
+            values[i] = Float32(cutlass.select_(values[i] == 0.0, Float32(0.0), product))
+
+
+def _store_ds(context: Context, place: Place, part: int, ds: cute.Tensor) -> None:
+    """A thread's queries of one part into its row of shared dS: panels of 64 queries, 128-byte swizzle written out."""
+    rows = context.shared.ds.iterator.toint() + place.half * (BLOCK * HALF * 2) + place.row * (HALF * 2)
+    for i in range(PART // VECTOR):
+        vector = (part * (PART // VECTOR) + i) ^ (place.row & 7)
+        pointer = cute.make_ptr(context.dtype, rows + vector * 16, cute.AddressSpace.smem, assumed_align=16)
+        source = cute.make_tensor(ds.iterator + i * VECTOR, cute.make_layout(VECTOR))
+        cute.autovec_copy(source, cute.make_tensor(pointer, cute.make_layout(VECTOR)))

@@ -1,0 +1,124 @@
+"""Backward attention for Blackwell: what is launched, and which warp plays which role.
+
+A block owns a tile of 128 keys and loops over the blocks of 128 queries that see it, of all query heads that share the
+KV head. One warp loads (sm90's `load`, as it is), one issues the products (`mma`), two warpgroups compute P and dS
+(`compute`), one adds dQ to a float32 accumulator in global memory (`reduce`); dK and dV stay in tensor memory. Small
+kernels go before and after (sm90's `prepare`, `finish`). The five products, keys as rows of the scores, and P and dS as
+operands from tensor memory are those of FlashAttention-4's backward.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Float32
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import TmemAllocator
+
+from jax_fa4.kernels.common import abi, copies, softmax
+from jax_fa4.kernels.common.entry import DTYPES
+from jax_fa4.kernels.sm90.bwd import load, schedule
+from jax_fa4.kernels.sm90.bwd.kernel import Loads
+from jax_fa4.kernels.sm90.bwd.layouts import rows_layout
+from jax_fa4.kernels.sm90.bwd.prepare import THREADS as PREPARE_THREADS
+from jax_fa4.kernels.sm90.bwd.prepare import prepare
+from jax_fa4.kernels.sm100.bwd import compute, mma, reduce
+from jax_fa4.kernels.sm100.bwd.context import TMEM_BARRIER, Context, Pipes, Products, Shared
+from jax_fa4.kernels.sm100.bwd.finish import THREADS as FINISH_THREADS
+from jax_fa4.kernels.sm100.bwd.finish import finish
+from jax_fa4.kernels.sm100.bwd.plan import BLOCK, BackwardPlan
+from jax_fa4.kernels.sm100.plans import TMEM_COLUMNS
+
+
+class Backward:
+    """The kernel for one spec and plan; see `kernels.common.entry` for the calling convention."""
+
+    def __init__(self, spec, plan: BackwardPlan):
+        self.spec, self.plan = spec, plan
+        self.dtype = DTYPES[spec.dtype]
+        blocks, rows = ("ceil", "S", plan.block_q), ("round_up", "S", plan.block_q)
+        self.buffers = abi.backward_buffers(spec) + (
+            abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, plan.dq_floats)),
+            abi.scratch("lse_log2", "float32", ("B", "H", rows)),
+            abi.scratch("delta_rows", "float32", ("B", "H", rows)),
+            abi.scratch("tile_counter", "int32", (1,)),
+        )
+        if spec.deterministic:
+            self.buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
+        # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
+        self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
+
+    @cute.jit
+    def __call__(self, g, dims, stream):
+        plan, spec = self.plan, self.spec
+        row_blocks = (dims.S + (BLOCK - 1)) // BLOCK
+        # A launch rebinds the namespace that it is given to the kernel's own arguments: each gets a copy.
+        prepare(copy.copy(g), BLOCK, plan.dq_floats, spec.deterministic).launch(
+            grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
+        )
+        key_schedule = schedule.key_schedule(plan, spec, dims)
+        products = Products.make(self.dtype, plan)
+        self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
+            grid=(cutlass.min(dims.sm_count, key_schedule.count), 1, 1), block=(plan.warps.threads, 1, 1),
+            stream=stream, min_blocks_per_mp=1,
+        )  # fmt: skip
+        finish(g.dq_accumulator, g.dq, plan, spec.scale).launch(
+            grid=(row_blocks, dims.H, dims.B), block=(FINISH_THREADS, 1, 1), stream=stream
+        )
+
+    def loads(self, g) -> Loads:
+        plan = self.plan
+
+        def atom(tensor, columns):
+            layout = rows_layout(self.dtype, BLOCK, columns)
+            return copies.tma_load_atom(copies.permuted(tensor, 1, 3, 2, 0), layout, (BLOCK, columns))
+
+        return Loads(
+            *atom(g.q, plan.tile_d), *atom(g.do, plan.tile_e), *atom(g.k, plan.tile_d), *atom(g.v, plan.tile_e),
+            copies.permuted(g.lse_log2, 2, 1, 0), copies.permuted(g.delta_rows, 2, 1, 0),
+        )  # fmt: skip
+
+    @cute.kernel
+    def main(self, loads: Loads, products: Products, g, dims, key_schedule):
+        plan, warps, registers = self.plan, self.plan.warps, self.plan.registers
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == warps.load:
+            for atom in (loads.q_atom, loads.do_atom, loads.k_atom, loads.v_atom):
+                cpasync.prefetch_descriptor(atom)
+        pipes = Pipes.make(plan)
+        shared = Shared.allocate(self.dtype, plan)
+        tmem = TmemAllocator(
+            shared.tmem_address.iterator,
+            barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER, warps.tmem_threads),
+            allocator_warp_id=warps.mma,
+        )
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        context = Context(self, products, shared, pipes, g, dims, key_schedule)
+
+        if warp >= warps.mma:
+            cute.arch.setmaxregister_decrease(registers.other)
+            if warp == warps.load:
+                load.run(self, loads, shared, pipes, g, dims, key_schedule)
+            if warp == warps.mma:
+                tmem.allocate(TMEM_COLUMNS)
+                tmem.wait_for_alloc()
+                address = tmem.retrieve_ptr(Float32)
+                mma.run(dataclasses.replace(context, tmem=address))
+                tmem.relinquish_alloc_permit()
+                tmem.wait_for_alloc()
+                tmem.free(address)
+        if warp < warps.compute:
+            cute.arch.setmaxregister_increase(registers.reduce)
+            tmem.wait_for_alloc()
+            reduce.run(dataclasses.replace(context, tmem=tmem.retrieve_ptr(Float32)))
+            tmem.wait_for_alloc()
+        if warp >= warps.compute and warp < warps.mma:
+            cute.arch.setmaxregister_increase(registers.compute)
+            tmem.wait_for_alloc()
+            compute.run(dataclasses.replace(context, tmem=tmem.retrieve_ptr(Float32)))
+            tmem.wait_for_alloc()

@@ -1,0 +1,173 @@
+"""The mma role: one warp issues all five products of every step.
+
+    S(j + 1) = K Q^T
+    dK += dS^T Q(j), dQ(j) = dS K              when dS(j) is stored
+    dP(j + 1) = V dO^T                         where dQ is over dP: when dQ(j) has been read
+    dV += P^T dO(j + 1)                        when P(j + 1) is stored
+
+so that the exponentials of step j + 1 run beside the products of dS(j). Products complete in the order of issue, which
+is why S needs no wait for P's reader, nor dQ for dS's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as blackwell
+from cutlass import Int32
+from cutlass.cute.nvgpu import tcgen05
+
+from jax_fa4.kernels.sm90.bwd import schedule
+from jax_fa4.kernels.sm90.bwd.pipes import buffer
+from jax_fa4.kernels.sm100.bwd.context import HALF, Context, phase, phase_before
+from jax_fa4.kernels.sm100.bwd.plan import BLOCK
+from jax_fa4.kernels.sm100.context import commit, tmem_fence
+
+# Products over the queries of one half.
+_STEPS = HALF // 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Operands as descriptors (last mode: stage), or addresses in tensor memory (a pair: one for each half)."""
+
+    k: Any
+    q: Any
+    v: Any
+    do: Any
+    dv_p: Any
+    dv_do: Any
+    dk_ds: Any
+    dk_q: Any
+    dq_ds: Any
+    dq_k: Any
+
+    @classmethod
+    def make(cls, context: Context) -> Operands:
+        plan, products, shared, dtype = context.plan, context.products, context.shared, context.dtype
+
+        def view(tensor, layout):
+            return cute.make_tensor(cute.recast_ptr(tensor.iterator, layout.inner), layout.outer)
+
+        def left(product, tensor, columns, depth):
+            layout = blackwell.make_smem_layout_a(product, (BLOCK, columns, depth), dtype, 1)
+            return product.make_fragment_A(view(tensor, layout))
+
+        def right(product, tensor, columns, depth, stages=1):
+            layout = blackwell.make_smem_layout_b(product, (BLOCK, columns, depth), dtype, stages)
+            return product.make_fragment_B(view(tensor, layout))
+
+        def halves(product, columns, start):
+            layout = blackwell.make_smem_layout_a(product, (BLOCK, columns, HALF), dtype, 1)
+            tmem = cute.make_tensor(context.tmem, layout.outer)
+            part = product.get_slice(0).make_fragment_A(tmem)[None, None, None, 0]
+            words = 32 // dtype.width
+            return tuple(cute.make_tensor(part.iterator + (start + h * HALF) * words, part.layout) for h in range(2))
+
+        p, d, e = products, plan.tile_d, plan.tile_e
+        return cls(
+            k=left(p.scores, shared.k, BLOCK, d), q=right(p.scores, shared.q, BLOCK, d, plan.q_stages),
+            v=left(p.scores, shared.v, BLOCK, e), do=right(p.scores, shared.do, BLOCK, e, plan.do_stages),
+            dv_p=halves(p.dv, e, plan.tmem.scores), dv_do=right(p.dv, shared.do, e, BLOCK, plan.do_stages),
+            dk_ds=halves(p.dk, d, plan.tmem.dp), dk_q=right(p.dk, shared.q, d, BLOCK, plan.q_stages),
+            dq_ds=left(p.dq, shared.ds, d, BLOCK), dq_k=right(p.dq, shared.k, d, BLOCK),
+        )  # fmt: skip
+
+
+def _issue(context: Context, product, column: int, a, b, accumulate) -> None:
+    """accumulator at `column` (+)= a b over all of the operands' depth; `a` is a tensor or the two halves of one."""
+    product = cute.make_tiled_mma(product.op)  # of its own: `set` changes it
+    columns = product.shape_mnk[1]
+    fragment = product.get_slice(0).make_fragment_C(product.partition_shape_C((BLOCK, columns)))
+    accumulator = cute.make_tensor(context.tmem + column, fragment.layout)
+    for i in range(cute.size(b, mode=[2])):
+        left = a[i // _STEPS][None, None, i % _STEPS] if isinstance(a, tuple) else a[None, None, i]
+        product.set(tcgen05.Field.ACCUMULATE, accumulate if i == 0 else True)
+        cute.gemm(product, accumulator, left, b[None, None, i], accumulator)
+
+
+@cute.jit
+def run(context: Context):
+    """All tiles of this block."""
+    pipes, key_schedule, group = context.pipes, context.schedule, context.spec.group
+    operands = Operands.make(context)
+    number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
+    while number < key_schedule.count:
+        tile = key_schedule.tile(number)
+        count = schedule.steps(context.kernel, context.g, context.dims, tile).count(group)
+        if count > 0:
+            keys = buffer(tiles_done, 1)
+            pipes.k.consumer_wait(keys)
+            _scores(context, operands, steps_done)
+            pipes.v.consumer_wait(keys)
+            _dp(context, operands, steps_done)
+            pipes.dkv_empty.wait(0, phase_before(tiles_done))
+            tmem_fence("after")
+            _dv(context, operands, steps_done, False)
+            for i in cutlass.range(1, count, unroll=1):
+                _scores(context, operands, steps_done + i)
+                _dk_dq(context, operands, steps_done + i - 1, i > 1)
+                _dp(context, operands, steps_done + i)
+                _dv(context, operands, steps_done + i, True)
+            _dk_dq(context, operands, steps_done + count - 1, count > 1)
+            commit(pipes.dkv_full, 0)
+            pipes.k.consumer_release(keys)
+            pipes.v.consumer_release(keys)
+            tiles_done += 1
+            steps_done += count
+        number = schedule.receive(pipes, context.shared, turn)
+        turn += 1
+
+
+@cute.jit
+def _scores(context: Context, operands: Operands, number):
+    plan, pipes = context.plan, context.pipes
+    q = buffer(number, plan.q_stages)
+    pipes.q.consumer_wait(q)
+    _issue(context, context.products.scores, plan.tmem.scores, operands.k[None, None, None, 0],
+           operands.q[None, None, None, q.index], False)
+    commit(pipes.scores_full, 0)
+
+
+@cute.jit
+def _dp(context: Context, operands: Operands, number):
+    plan, pipes = context.plan, context.pipes
+    do = buffer(number, plan.do_stages)
+    pipes.do.consumer_wait(do)
+    if cutlass.const_expr(plan.tmem.dq_over_dp):
+        pipes.dq_empty.wait(0, phase_before(number))
+        tmem_fence("after")
+    _issue(context, context.products.scores, plan.tmem.dp, operands.v[None, None, None, 0],
+           operands.do[None, None, None, do.index], False)
+    commit(pipes.dp_full, 0)
+
+
+@cute.jit
+def _dv(context: Context, operands: Operands, number, accumulate):
+    plan, pipes = context.plan, context.pipes
+    do = buffer(number, plan.do_stages)
+    pipes.p_full.wait(0, phase(number))
+    tmem_fence("after")
+    _issue(context, context.products.dv, plan.tmem.dv, operands.dv_p, operands.dv_do[None, None, None, do.index],
+           accumulate)
+    pipes.do.consumer_release(do)
+
+
+@cute.jit
+def _dk_dq(context: Context, operands: Operands, number, accumulate):
+    plan, pipes = context.plan, context.pipes
+    q = buffer(number, plan.q_stages)
+    pipes.ds_full.wait(0, phase(number))
+    tmem_fence("after")
+    _issue(context, context.products.dk, plan.tmem.dk, operands.dk_ds, operands.dk_q[None, None, None, q.index],
+           accumulate)
+    pipes.q.consumer_release(q)
+    if cutlass.const_expr(not plan.tmem.dq_over_dp):
+        pipes.dq_empty.wait(0, phase_before(number))
+        tmem_fence("after")
+    _issue(context, context.products.dq, plan.tmem.dq, operands.dq_ds[None, None, None, 0],
+           operands.dq_k[None, None, None, 0], False)
+    commit(pipes.dq_full, 0)
