@@ -247,7 +247,7 @@ def _step(block, state, ready, masked: bool):
     work.shared.k_pipeline.consumer_release(state)
     ready = _look_ahead(work, state)
     fragment = _scores_fragment(block, kv_block, masked)
-    if work.kernel.strategy.lazy_maximum:
+    if work.kernel.plan.lazy_masked_blocks if masked else work.kernel.strategy.lazy_maximum:
         next_p = cute.make_rmem_tensor_like(work.operand.p)
         packed = _packed_rows(next_p, work.kernel.dtype)
         sums, fits = work.statistics.lazy_step(fragment, packed, masked)

@@ -36,6 +36,8 @@ class ForwardPlan:
             r % packed_heads of the group. 1, or the whole group.
         longest_first: order tiles so that those with most KV blocks start first.
         exp2_emulated_eighths, lazy_maximum: see `kernels.common.softmax.SoftmaxStrategy`.
+        lazy_masked_blocks: whether that holds for blocks with the element mask too. Where few keys are left to a row, an
+            exact maximum gives the heaviest key a P of exactly 1; rounded, it costs accuracy.
         short: the plan for up to `short_rows` query rows, where tall tiles would end half empty; both are in one artifact,
             and the host function picks by the length.
         producer_registers, consumer_registers: per thread, set at the start of the roles.
@@ -53,6 +55,7 @@ class ForwardPlan:
     section_bytes: int = L2_SECTION_BYTES
     exp2_emulated_eighths: int = 0
     lazy_maximum: bool = True
+    lazy_masked_blocks: bool = False
     short: "ForwardPlan | None" = None
     short_rows: int = 0
     arch: str = "sm_90a"
@@ -117,15 +120,15 @@ def forward_plan(spec: AttentionSpec) -> ForwardPlan:
     """The plan for a spec, by head dims and mask."""
     tile_dim, value_tile_dim = round_up_dim(spec.head_dim), round_up_dim(spec.value_head_dim)
     largest = max(tile_dim, value_tile_dim)
+    causal = is_causal(spec.mask)
 
     def plan(block_q: int, block_k: int, stages: int, q_stages: int, **rest) -> ForwardPlan:
         packed_heads = spec.group if block_q % spec.group == 0 else 1
         return ForwardPlan(
-            block_q, block_k, stages, tile_dim, value_tile_dim, longest_first=is_causal(spec.mask),
-            packed_heads=packed_heads, q_stages=q_stages, **rest,
+            block_q, block_k, stages, tile_dim, value_tile_dim, longest_first=causal,
+            packed_heads=packed_heads, q_stages=q_stages, lazy_masked_blocks=causal and is_simple(spec), **rest,
         )  # fmt: skip
 
-    causal = is_causal(spec.mask)
     if largest <= 64:
         short = plan(128, 128, 3, 2, turns="none" if causal else "tiles")
         if is_simple(spec):
@@ -139,6 +142,6 @@ def forward_plan(spec: AttentionSpec) -> ForwardPlan:
 
 
 def is_simple(spec: AttentionSpec) -> bool:
-    """Whether the softmax's registers leave room for three consumer warpgroups, and a second kernel costs little."""
+    """Whether no score function and no elementwise mask makes the softmax longer, and rows of few keys likely."""
     elementwise = (masks.Segments, masks.Predicate)
     return not spec.score_mods and not any(isinstance(part, elementwise) for part in spec.mask.parts)
