@@ -22,7 +22,7 @@ _NAMES = {SKIPPED: "skipped", PARTIAL: "partial (element mask)", FULL: "full (no
 _CHARACTERS = {SKIPPED: "·", PARTIAL: "▒", FULL: "█"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MaskPicture:
     """One example's and head's mask, by score and by block.
 
@@ -53,6 +53,8 @@ class MaskPicture:
     def __str__(self) -> str:
         rows = ["".join(_CHARACTERS[state] * 2 for state in row) for row in self.states.tolist()]
         return "\n".join([self.title, *rows, self.summary()])
+
+    __repr__ = __str__
 
     def figure(self) -> "Figure":
         """The picture as a matplotlib figure: scores on the left, blocks on the right."""
