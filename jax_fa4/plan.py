@@ -61,6 +61,7 @@ _HOPPER = {
 }
 _BLACKWELL = {
     "forward": Kernel("jax_fa4.kernels.sm100.plans:forward_plan", "jax_fa4.kernels.sm100.fwd:Forward", by_size=True),
+    "backward": Kernel("jax_fa4.kernels.sm100.bwd.plan:backward_plan", "jax_fa4.kernels.sm100.bwd.kernel:Backward"),
 }
 KERNELS: dict[str, dict[str, Kernel]] = {"sm_90a": _HOPPER, "sm_100a": _BLACKWELL, "sm_103a": _BLACKWELL}
 """For each architecture, the kernel of each pass."""

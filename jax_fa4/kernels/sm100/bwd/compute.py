@@ -137,10 +137,10 @@ def _probabilities(context: Context, place: Place, step: Step, work):
     part, values, lse = work
     spec, plan, geometry = context.spec, context.plan, step.steps.geometry
     first = place.half * HALF
+    query, key = step.block * BLOCK + first + part * PART, step.tile.block * BLOCK + place.row
     fragment = backward.Fragment(
-        values, lambda i: (i, 0), query=step.block * BLOCK + first + part * PART, key=step.tile.block * BLOCK + place.row,
-        query_steps=tuple(range(PART)), key_steps=(0,), batch=step.tile.batch, head=step.head,
-    )  # fmt: skip
+        values, lambda i: (i, 0), query, key, tuple(range(PART)), (0,), step.tile.batch, step.head
+    )
     slopes = backward.slopes_like(spec, values)
     backward.apply_score_mods(spec, fragment, geometry, context.g, slopes)
     if step.steps.masked(step.block):

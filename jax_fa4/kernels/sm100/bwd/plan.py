@@ -17,7 +17,7 @@ DQ_CHUNK = 32
 DQ_STAGES = 2
 """Buffers for such chunks."""
 
-_REST_BYTES = 2048
+_REST_BYTES = 1280
 """Barriers, and what aligning the tiles loses."""
 
 
