@@ -26,7 +26,8 @@ class BackwardPlan:
       block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 in all.
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
-      ds_stages: buffers of dS (and of P, in a wide plan); with two instead of three, warpgroups keep closer step.
+      ds_stages: buffers of dS (and of P, in a wide plan, which needs one); with two instead of three, warpgroups keep
+        closer step.
       dq_slices: parts in which dQ of a step is made and leaves.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
     """
@@ -117,5 +118,5 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     if max(tile_d, tile_e) <= 128:
         return BackwardPlan(64, 128, tile_d, tile_e)
     if tile_d == 256:
-        return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=2, dq_slices=2)
-    return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1 if tile_e == 256 else 2, ds_stages=2)
+        return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=1, dq_slices=2)
+    return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1 if tile_e == 256 else 2, ds_stages=1)

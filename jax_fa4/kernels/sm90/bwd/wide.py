@@ -1,14 +1,14 @@
 """A consumer warpgroup for wide heads: all 64 keys, half the queries of the scores, half the columns of dK, dV and dQ.
 
 The registers of a block hold dK and dV of only 64 keys when heads are wide, so the warpgroups share the keys, and P and
-dS pass through shared memory. One step of the loop, for query block j, with P(j) and dP(j) in registers:
+dS pass through shared memory. One step of the loop, for query block j, with dS(j) there:
 
-    dS(j), and with P(j) into shared memory; meet the other warpgroup
-    issue dV += P^T dO, dK += dS^T Q, dQ(j) = dS K
-    issue S^T(j + 1)
+    issue dK += dS^T Q, dQ(j) = dS K, and S^T(j + 1)
     dQ(j) to shared memory, for the store warp      while S runs
     issue dP^T(j + 1)
-    P(j + 1) = exp2(S - LSE)                        while dP runs
+    P(j + 1) = exp2(S - LSE), into shared memory    while dP runs; meet the other warpgroup
+    issue dV += P^T dO of j + 1
+    dS(j + 1), into shared memory                   while dV runs; meet the other warpgroup
 
 dQ is made and handed over in `dq_slices` parts, as registers and shared memory do not hold all of it.
 """
@@ -63,11 +63,13 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
             issue_dp(work, steps_done)
             warpgroup.wait_group(1)
             make_p(work, block, head, steps_done)
-            warpgroup.wait_group(0)
+            cute.arch.fence_view_async_shared()
+            meet(consumer)
+            finish_scores(work, steps_done)
             for i in cutlass.range(1, count, unroll=1):
                 block, head = steps.following(block, head)
-                step(work, block, head, steps_done + i - 1, False)
-            step(work, block, head, steps_done + count - 1, True)
+                step(work, block, head, steps_done + i - 1)
+            last_step(work, steps_done + count - 1)
             end(consumer, tiles_done)
             tiles_done += 1
             steps_done += count
@@ -77,43 +79,89 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
 
 
 @cute.jit
-def step(work, next_block, next_head, number, last: cutlass.Constexpr[bool]):
-    """Gradients of the step with this number, and P and dP of the next block, unless the step is the tile's `last`."""
+def step(work, next_block, next_head, number):
+    """dK and dQ of the step with this number; then P, dV and dS of the next, for that block."""
     consumer = work.consumer
-    plan, products, o, pipes = consumer.plan, consumer.products, consumer.operands, consumer.pipes
-    q, do, ds = buffer(number, plan.q_stages), buffer(number, plan.do_stages), buffer(number, plan.ds_stages)
-    publish(work, number)
-    multiply(products.dv, o.dv, o.dv_p[None, None, None, ds.index], o.dv_do[None, None, None, do.index], True)
-    multiply(products.dk, o.dk, o.dk_ds[None, None, None, ds.index], o.dk_q[None, None, None, q.index], True)
-    dq = issue_dq(consumer, ds.index, 0)
+    plan = consumer.plan
+    dq = begin_step(work, number)
+    issue_scores(work, number + 1)
     warpgroup.wait_group(2)
-    release(pipes.do, do)
-    if cutlass.const_expr(not last):
-        issue_scores(work, number + 1)
-    warpgroup.wait_group(1 if last else 2)
-    release(pipes.q, q)
-    warpgroup.wait_group(0 if last else 1)
+    release(consumer.pipes.q, buffer(number, plan.q_stages))
+    warpgroup.wait_group(1)
     epilogue.stage_dq(consumer, dq)
-    if cutlass.const_expr(plan.dq_slices == 1):
-        if cutlass.const_expr(not last):
-            issue_dp(work, number + 1)
-        hand_over(consumer)
-        if cutlass.const_expr(not last):
-            warpgroup.wait_group(1)
-            make_p(work, next_block, next_head, number + 1)
-            warpgroup.wait_group(0)
-    else:
-        second = issue_dq(consumer, ds.index, 1)
-        if cutlass.const_expr(not last):
-            issue_dp(work, number + 1)
-        hand_over(consumer)
-        if cutlass.const_expr(not last):
-            warpgroup.wait_group(2)
-            make_p(work, next_block, next_head, number + 1)
-        warpgroup.wait_group(0 if last else 1)
+    if cutlass.const_expr(plan.dq_slices == 2):
+        second = issue_dq(consumer, number, 1)
+    issue_dp(work, number + 1)
+    hand_over(consumer)
+    warpgroup.wait_group(plan.dq_slices)
+    make_p(work, next_block, next_head, number + 1)
+    if cutlass.const_expr(plan.dq_slices == 2):
+        warpgroup.wait_group(1)
+        epilogue.stage_dq(consumer, second)
+    cute.arch.fence_view_async_shared()  # of P, and of dQ
+    if cutlass.const_expr(plan.dq_slices == 2):
+        epilogue.hand_over_dq(consumer)
+    meet(consumer)
+    finish_scores(work, number + 1)
+
+
+@cute.jit
+def last_step(work, number):
+    """dK and dQ of a tile's last step."""
+    consumer = work.consumer
+    plan = consumer.plan
+    dq = begin_step(work, number)
+    warpgroup.wait_group(1)
+    release(consumer.pipes.q, buffer(number, plan.q_stages))
+    warpgroup.wait_group(0)
+    epilogue.stage_dq(consumer, dq)
+    hand_over(consumer)
+    if cutlass.const_expr(plan.dq_slices == 2):
+        second = issue_dq(consumer, number, 1)
+        warpgroup.wait_group(0)
         epilogue.stage_dq(consumer, second)
         hand_over(consumer)
-        warpgroup.wait_group(0)
+
+
+def begin_step(work, number: Int32) -> cute.Tensor:
+    """Releases dO of a step, and issues its dK and the first slice of its dQ."""
+    consumer = work.consumer
+    plan, products, o, pipes = consumer.plan, consumer.products, consumer.operands, consumer.pipes
+    release(pipes.do, buffer(number, plan.do_stages))
+    q, ds = buffer(number, plan.q_stages), buffer(number, plan.ds_stages)
+    multiply(products.dk, o.dk, o.dk_ds[None, None, None, ds.index], o.dk_q[None, None, None, q.index], True)
+    return issue_dq(consumer, number, 0)
+
+
+@cute.jit
+def finish_scores(work, number):
+    """With P in shared memory and dP on its way: dV, and dS into shared memory too."""
+    consumer = work.consumer
+    plan, products, o = consumer.plan, consumer.products, consumer.operands
+    do, ds = buffer(number, plan.do_stages), buffer(number, plan.ds_stages)
+    multiply(products.dv, o.dv, o.dv_p[None, None, None, ds.index], o.dv_do[None, None, None, do.index], True)
+    warpgroup.wait_group(1)
+    # Delta is per query, and P of masked scores is 0 already: neither block nor head matter here.
+    fragment = scores_fragment(consumer, work.p, Int32(0), Int32(0), work.tile)
+    delta = Statistics(consumer, consumer.shared.delta, do.index)
+    backward.score_gradients(fragment, work.dp, delta, work.slopes)
+    store_tile(consumer, work.dp, consumer.ds_target, number)
+    cute.arch.fence_view_async_shared()
+    warpgroup.wait_group(0)
+    meet(consumer)
+
+
+def store_tile(consumer, values: cute.Tensor, target: cute.Tensor, number: Int32) -> None:
+    """Rounds a fragment of the scores into this step's (key, query) tile."""
+    rounded = cute.make_rmem_tensor(values.shape, consumer.kernel.dtype)
+    softmax.convert_pairs(values, rounded)
+    stage = buffer(number, consumer.plan.ds_stages).index
+    cute.copy(consumer.tile_copy, consumer.tile_copy.retile(rounded), target[None, None, None, stage])
+
+
+def meet(consumer) -> None:
+    """Waits for the other warpgroup; what both have stored and fenced is then visible to their products."""
+    cute.arch.barrier(barrier_id=Barrier.CONSUMERS, number_of_threads=128 * consumer.plan.consumers)
 
 
 def hand_over(consumer) -> None:
@@ -138,21 +186,22 @@ def issue_dp(work, number: Int32) -> None:
     multiply(consumer.products.scores, work.dp, o.dp_v, o.dp_do[None, None, None, state.index], False)
 
 
-def issue_dq(consumer, stage: Int32, part: int) -> cute.Tensor:
-    """One slice of dQ = dS K of the step whose dS is in buffer `stage`."""
+def issue_dq(consumer, number: Int32, part: int) -> cute.Tensor:
+    """One slice of dQ = dS K of a step."""
     plan, product, o = consumer.plan, consumer.products.dq, consumer.operands
     shape = (plan.block_q, plan.tile_d // plan.dq_slices)
     dq = cute.make_rmem_tensor(product.partition_shape_C(shape), Float32)
     columns = o.dq_k[None, part, None]  # (values, k); a product takes (values, column tiles, k)
     layout = cute.append(columns.layout, cute.make_layout(1))
     k = cute.make_tensor(columns.iterator, cute.select(layout, mode=[0, 2, 1]))
+    stage = buffer(number, plan.ds_stages).index
     multiply(product, dq, o.dq_ds[None, None, None, stage], k, False)
     return dq
 
 
 @cute.jit
 def make_p(work, block, head, number):
-    """P of a step from its S, in place."""
+    """P of a step from its S, in place and into shared memory."""
     consumer = work.consumer
     kernel, g, geometry = consumer.kernel, consumer.g, work.steps.geometry
     fragment = scores_fragment(consumer, work.p, block, head, work.tile)
@@ -161,21 +210,4 @@ def make_p(work, block, head, number):
     if work.steps.masked(block):
         backward.apply_mask(kernel.spec, fragment, geometry, g)
     backward.probabilities(fragment, Statistics(consumer, consumer.shared.lse, state.index), kernel.scale_log2)
-
-
-@cute.jit
-def publish(work, number):
-    """dS of a step from its P and dP; both into shared memory, for both warpgroups."""
-    consumer = work.consumer
-    plan, kernel, shared = consumer.plan, consumer.kernel, consumer.shared
-    do, ds = buffer(number, plan.do_stages), buffer(number, plan.ds_stages)
-    # Delta is per query and P's masked elements are 0 already: neither block nor head matter here.
-    fragment = scores_fragment(consumer, work.p, Int32(0), Int32(0), work.tile)
-    delta = Statistics(consumer, shared.delta, do.index)
-    backward.score_gradients(fragment, work.dp, delta, work.slopes)
-    for values, target in ((work.p, consumer.p_target), (work.dp, consumer.ds_target)):
-        rounded = cute.make_rmem_tensor(values.shape, kernel.dtype)
-        softmax.convert_pairs(values, rounded)
-        cute.copy(consumer.tile_copy, consumer.tile_copy.retile(rounded), target[None, None, None, ds.index])
-    cute.arch.fence_view_async_shared()
-    cute.arch.barrier(barrier_id=Barrier.CONSUMERS, number_of_threads=128 * plan.consumers)
+    store_tile(consumer, work.p, consumer.p_target, number)
