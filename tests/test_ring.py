@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_fa4
+from jax_fa4 import registry
 from jax_fa4.errors import InvalidArgument
 from jax_fa4.layout import from_layout, layout_positions, to_layout
 from jax_fa4.ring import ring_attention, ulysses_attention
@@ -351,3 +352,33 @@ def test_layout_positions_match_rope():
     q, k = (rotate(x, angles) for x in (problem.q, problem.k))
     want = jax_fa4.attention(q, k, problem.v, causal=True, backend="xla")
     np.testing.assert_allclose(o, want, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["emulate:sm_90a", "emulate:sm_100a"])
+def test_on_the_software_gpu(backend):
+    """The ring runs the kernels: float32 parts, LSE and delta from outside, run-time positions."""
+    pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl, the kernels' compiler")
+    try:
+        registry.library()
+    except OSError as error:
+        pytest.skip(str(error))
+    random = np.random.default_rng(13)
+    q, k, v, do = (
+        jnp.asarray(random.standard_normal((1, 256, heads, 64)), jnp.bfloat16) for heads in (2, 1, 1, 2)
+    )  # fmt: skip
+    for layout, options in (("zigzag", {"causal": True}), ("contiguous", {"causal": True, "window": (100, None)})):
+        run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(2), layout=layout, backend=backend, **options)
+
+        def ring(q, k, v, do, run=run, layout=layout):
+            there = functools.partial(to_layout, layout=layout, devices=2)
+            o, pull = jax.vjp(run, *map(there, (q, k, v)))
+            return [from_layout(x, layout, 2) for x in (o, *pull(there(do)))]
+
+        def exact(*arrays, options=options):
+            o, pull = jax.vjp(functools.partial(jax_fa4.attention, backend="xla", **options), *arrays[:3])
+            return o, *pull(arrays[3])
+
+        want = exact(*(x.astype(jnp.float32) for x in (q, k, v, do)))
+        errors = relative_errors([np.asarray(x, np.float64) for x in jax.jit(ring)(q, k, v, do)], map(np.asarray, want))
+        assert max(errors) < 6e-3, (layout, errors)
