@@ -1,0 +1,164 @@
+"""The Blackwell backward kernel: its budgets, its machine code, and its gradients on the software GPU."""
+
+import dataclasses
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from emu import emulated
+
+from jax_fa4 import accuracy, cases, compile, emulator, errors, masks, plan, reference, vjp
+from jax_fa4.cases import Case, Shape
+from jax_fa4.kernels.common.abi import Dims
+from jax_fa4.kernels.sm100.bwd.plan import BLOCK, Registers, TensorMemory, backward_plan
+from jax_fa4.kernels.sm100.plans import REGISTERS, SMEM_BYTES, TMEM_COLUMNS
+from jax_fa4.spec import Arguments, AttentionSpec, make_spec
+
+ARCH = "sm_100a"
+GRADIENTS = ("dq", "dk", "dv")
+
+# Several tiles of keys and blocks of queries, ragged at both ends.
+LONGER = (
+    Case("long-full", (), Shape(B=1, S=300, T=430, H=2, K=1, D=128, E=128)),
+    Case("long-causal", ("causal",), Shape(B=2, S=400, T=400, H=2, K=1, D=128, E=128)),
+    Case("long-window", ("window",), Shape(B=1, S=500, T=500, H=2, K=2)),
+    Case("d128-e64", ("causal",), Shape(B=1, S=200, T=260, H=2, K=1, D=128, E=64)),
+    Case("d64-e128", ("causal",), Shape(B=1, S=200, T=260, H=2, K=1, D=64, E=128)),
+    Case("padded", ("causal",), Shape(B=1, S=200, T=200, H=2, K=1, D=72, E=40)),
+)
+FAST = ("full", "long-causal", "kitchen-sink")
+REPRESENTATIVE = ("full-float16", "kitchen-sink", "long-full", "long-causal", "long-window", "d128-e64")
+ALL = {case.name: case for case in (*cases.select(without=("empty",)), *LONGER)}
+
+
+def backward_spec(case: Case, seed: int = 0, **changes):
+    """(spec with changes, operands) of a case; skips what the kernel refuses."""
+    spec, operands = make_spec(Arguments(**case.make(seed)))
+    spec = dataclasses.replace(spec, **changes)
+    try:
+        plan.choose_plan(spec, ARCH, plan.SizeClass.MANY_TILES, "backward")
+    except errors.Unsupported as error:
+        pytest.skip(str(error))
+    return spec, operands
+
+
+def artifact_of(spec):
+    return compile.artifact(spec, ARCH, plan.SizeClass.MANY_TILES, "backward")
+
+
+def run(case: Case, seed: int = 0, draw: int = 0, sm_count: int = 3, **changes):
+    """(spec, operands, cotangents, gradients) on the software GPU; `seed` is the interleaving's, `draw` the input's."""
+    emulated.require_library()
+    spec, operands = backward_spec(case, draw, **changes)
+    artifact, shape = artifact_of(spec), case.shape
+    dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
+    do, dlse = reference.cotangents(operands, draw)
+    o, lse = reference.forward(spec, operands)
+    given = {"lse": lse.astype(jnp.float32), "delta": vjp.delta(o.astype(spec.dtype), do, dlse), "do": do}
+    arrays = {b.name: _array(b, operands, given, dims) for b in artifact.buffers if b.kind != "scratch"}
+    report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count, threads=1)
+    assert report.complaints == []
+    return spec, operands, (do, dlse), {name: arrays[name] for name in GRADIENTS}
+
+
+def _array(buffer, operands, given, dims) -> np.ndarray:
+    """An input, or an output poisoned with NaN bytes."""
+    if buffer.kind == "out":
+        poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
+        return poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
+    if buffer.name in given:
+        return np.ascontiguousarray(np.asarray(given[buffer.name]))
+    name, _, index = buffer.name.rpartition("_")
+    value = getattr(operands, name)[int(index)] if index.isdigit() else getattr(operands, buffer.name)
+    return np.ascontiguousarray(np.asarray(value))
+
+
+def parameters(names=tuple(ALL)) -> list:
+    return [pytest.param(ALL[n], id=n, marks=() if n in FAST else pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_plans_keep_to_the_budgets_or_say_why_not(dtype):
+    for head_dim in range(8, 257, 8):
+        for value_head_dim in (8, 64, head_dim, 256):
+            spec = AttentionSpec(dtype, head_dim, value_head_dim)
+            if max(head_dim, value_head_dim) > 128:
+                with pytest.raises(errors.Unsupported, match="head dims up to 128"):
+                    backward_plan(spec)
+                continue
+            chosen = backward_plan(spec)
+            assert chosen.tile_d >= head_dim and chosen.tile_e >= value_head_dim
+            assert chosen.shared_bytes <= SMEM_BYTES
+            assert chosen.tmem.dk + chosen.tile_d <= TMEM_COLUMNS
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 64), (64, 128), (128, 128)])
+def test_tensor_memory_overlaps_only_where_the_table_says(dims):
+    table = TensorMemory(*dims)
+    widths = {"scores": BLOCK, "dp": BLOCK, "dq": dims[0], "dv": dims[1], "dk": dims[0]}
+    ranges = {name: range(getattr(table, name), getattr(table, name) + width) for name, width in widths.items()}
+    overlaps = {(a, b) for a in ranges for b in ranges if a < b and set(ranges[a]) & set(ranges[b])}
+    assert overlaps == ({("dp", "dq")} if table.dq_over_dp else set())
+
+
+def test_a_plan_over_its_budget_says_both_numbers():
+    chosen = backward_plan(AttentionSpec("bfloat16", 128, 128))
+    with pytest.raises(ValueError, match=rf"needs \d+ bytes, a block has {SMEM_BYTES}"):
+        dataclasses.replace(chosen, q_stages=3)
+    with pytest.raises(ValueError, match=f"needs 640, an SM has {TMEM_COLUMNS}"):
+        dataclasses.replace(chosen, tile_e=256, q_stages=1)
+    with pytest.raises(ValueError, match=f"of {REGISTERS}"):
+        Registers(reduce=200)
+
+
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
+@pytest.mark.parametrize("mask", [pytest.param(masks.Full(), marks=pytest.mark.slow), masks.Causal()],
+                         ids=["full", "causal"])  # fmt: skip
+def test_machine_code_keeps_to_the_plan(head_dim, mask):
+    spec = AttentionSpec("bfloat16", head_dim, head_dim, scale=head_dim**-0.5, mask=mask)
+    artifact, registers = artifact_of(spec), backward_plan(spec).registers
+    assert artifact.spilled == (), "local memory: spilled registers, or an array that did not fit in them"
+    main = max(artifact.kernels, key=lambda kernel: kernel.code_bytes)
+    assert main.registers == 65536 // backward_plan(spec).warps.threads, "what the block starts with"
+    budgets = re.findall(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32\s+(\d+)", artifact.ptx)
+    assert set(budgets) == {
+        ("inc", str(registers.reduce)), ("inc", str(registers.compute)), ("dec", str(registers.other))
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", parameters())
+def test_gradients_keep_to_the_accuracy_rule(case):
+    spec, operands, cotangents, gradients = run(case, seed=1, draw=1)
+    rows = accuracy.judge(gradients, spec, operands, cotangents)
+    assert [row.name for row in rows] == list(GRADIENTS)
+    assert all(row.ok for row in rows), "\n".join(map(str, rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_every_interleaving_is_right(name):
+    """dK and dV come out the same bit for bit; dQ's sums are in an order that the interleaving decides."""
+    spec, operands, cotangents, first = run(ALL[name])
+    for seed in range(1, 20):
+        again = run(ALL[name], seed)[3]
+        assert all(row.ok for row in accuracy.judge(again, spec, operands, cotangents)), f"seed {seed}"
+        assert all(first[key].tobytes() == again[key].tobytes() for key in ("dk", "dv")), f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["long-causal", "long-window", "odd-group"])
+def test_deterministic_gradients_do_not_depend_on_the_order_of_execution(name):
+    first = run(ALL[name], deterministic=True)[3]
+    for seed, sm_count in [(seed, sm_count) for seed in range(1, 8) for sm_count in (1, 3, 64)]:
+        again = run(ALL[name], seed, sm_count=sm_count, deterministic=True)[3]
+        for key, value in first.items():
+            assert value.tobytes() == again[key].tobytes(), f"{key}, seed {seed}, {sm_count} multiprocessors"
+
+
+@pytest.mark.slow
+def test_gradients_in_float32():
+    spec, operands, cotangents, gradients = run(ALL["long-causal"], float32_out=True)
+    assert all(value.dtype == np.float32 for value in gradients.values())
+    rows = accuracy.judge(gradients, spec, operands, cotangents)
+    assert all(row.ok for row in rows), "\n".join(map(str, rows))
