@@ -25,7 +25,7 @@ def test_training_lowers_the_held_out_loss_and_writes_its_files(tmp_path, capsys
     assert f"held-out loss after:  {metrics['after']:.3f}" in printed and "def __init__" in printed
 
 
-@pytest.mark.parametrize("remat", ["full", "attention"])
+@pytest.mark.parametrize("remat", [pytest.param("full", marks=pytest.mark.slow), "attention"])
 def test_rematerialisation_does_not_change_training(remat, tmp_path):
     import train_lm
 

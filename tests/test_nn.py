@@ -13,6 +13,11 @@ from jax_fa4.nn import dot_product_attention
 REFERENCE = jax.nn.dot_product_attention
 
 
+def slow(*values):
+    """A parameter for the slow tier."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def inputs(batch=2, q_len=33, kv_len=47, heads=4, kv_heads=2, head_dim=16, dtype="float32", seed=0):
     """Fresh q, k, v in jax.nn's BTNH layout."""
     keys = jax.random.split(jax.random.key(seed), 3)
@@ -60,13 +65,13 @@ def test_signature_is_jax_nns():
 
 @pytest.mark.parametrize(
     "kv_heads, is_causal, q_len, kv_len",
-    [(4, False, 32, 32), (2, True, 32, 32), (1, False, 21, 45), (2, True, 21, 45), (4, True, 45, 21)],
+    [slow(4, False, 32, 32), (2, True, 32, 32), slow(1, False, 21, 45), (2, True, 21, 45), (1, True, 45, 21)],
 )
 def test_heads_causal_and_lengths_differ(kv_heads, is_causal, q_len, kv_len):
     assert_same(inputs(kv_heads=kv_heads, q_len=q_len, kv_len=kv_len), is_causal=is_causal)
 
 
-@pytest.mark.parametrize("dtype, atol", [("bfloat16", 2e-2), ("float16", 3e-3)])
+@pytest.mark.parametrize("dtype, atol", [("bfloat16", 2e-2), slow("float16", 3e-3)])
 def test_half_precision(dtype, atol):
     assert_same(inputs(dtype=dtype), is_causal=True, atol=atol)
 
@@ -80,14 +85,16 @@ def test_without_batch():
     assert o.shape == q.shape and residual.shape == q.shape[:-1]
 
 
-@pytest.mark.parametrize("window", [(3, 2), (0, 0), (5, 0), 7, (-2, 6), (6, -2), (-3, 1)])
+@pytest.mark.parametrize("window", [(3, 2), slow((0, 0)), slow((5, 0)), 7, (-2, 6), slow((6, -2)), slow((-3, 1))])
 def test_local_windows_align_top_left(window):
     args = inputs(q_len=24, kv_len=31)
     assert_same(args, local_window_size=window, gradients=window == (3, 2))
     assert_same(args, local_window_size=window, is_causal=True, gradients=False)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 33, 47), (1, 4, 33, 47), (1, 1, 1, 47), (2, 1, 33, 1), (33, 47)])
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 33, 47), slow((2, 4, 33, 47)), slow((1, 1, 1, 47)), (2, 1, 33, 1), slow((33, 47))]
+)
 def test_bias_broadcasts_and_has_a_gradient(shape):
     bias = jax.random.normal(jax.random.key(3), shape)
     assert_same((*inputs(), bias), is_causal=len(shape) == 2, scale=0.5)
@@ -98,7 +105,9 @@ def test_half_precision_bias_keeps_its_dtype():
     assert_same((*inputs(), bias), atol=1e-2)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 33, 47), (1, 1, 33, 47), (2, 1, 1, 47), (2, 4, 33, 1), (4, 33, 47), (33, 47)])
+@pytest.mark.parametrize(
+    "shape", [slow((2, 4, 33, 47)), (1, 1, 33, 47), (2, 1, 1, 47), (2, 4, 33, 1), slow((4, 33, 47)), (33, 47)]
+)
 def test_masks_broadcast(shape):
     mask = jax.random.bernoulli(jax.random.key(4), 0.5, shape)
     assert_same((*inputs(), None, mask), gradients=False)
@@ -109,7 +118,7 @@ def test_mask_bias_and_causal_together():
     assert_same((*inputs(), jax.random.normal(jax.random.key(5), (1, 4, 33, 47)), mask), is_causal=True)
 
 
-@pytest.mark.parametrize("which", ["query", "key_value", "both"])
+@pytest.mark.parametrize("which", [slow("query"), slow("key_value"), "both"])
 def test_sequence_lengths(which):
     lengths = {}
     if which != "key_value":
@@ -130,7 +139,7 @@ def test_rows_that_see_nothing_give_the_mean_of_all_values():
     assert_same((q, k, v), query_seq_lengths=jnp.array([0, 33], jnp.int32), gradients=False)
 
 
-@pytest.mark.parametrize("scale", [0.3, np.float32(2.0), 0.0, -0.7])
+@pytest.mark.parametrize("scale", [0.3, slow(np.float32(2.0)), slow(0.0), -0.7])
 def test_scale(scale):
     assert_same(inputs(), scale=scale, gradients=scale == 0.3)
 
@@ -142,7 +151,7 @@ def test_traced_scale():
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [slow("float32"), "bfloat16"])
 def test_residual(dtype):
     q, k, v = inputs(dtype=dtype)
     mask = jnp.ones((1, 1, 33, 47), bool).at[:, :, 5].set(False)
