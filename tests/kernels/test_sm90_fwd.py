@@ -71,13 +71,14 @@ def test_tiles_of_unequal_length_are_handed_out_longest_first(mask, longest_firs
 
 
 @pytest.mark.parametrize("name", slow_unless(("causal",)))
-def test_machine_code_uses_no_local_memory(name):
+def test_machine_code_spills_at_most_a_few_words(name):
+    """With three consumer warpgroups (D = 64) one to four words are spilled once a tile, outside the loops over blocks."""
     _, _, artifact = kernel_of(CASES[name])
-    assert artifact.spilled == ()
+    assert all(kernel.stack_bytes <= 16 for kernel in artifact.kernels)
 
 
-def emulate(case: cases.Case, seed: int, sm_count: int = 3):
-    """(spec, operands, results) of one run on the software GPU, outputs poisoned before."""
+def emulate(case: cases.Case, seed: int, sm_count: int = 3, order: int = 0):
+    """(spec, operands, results) of one run on the software GPU, outputs poisoned before; `order` seeds the order."""
     spec, operands, artifact = kernel_of(case, seed)
     shape = case.shape
     dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
@@ -91,7 +92,7 @@ def emulate(case: cases.Case, seed: int, sm_count: int = 3):
         elif buffer.kind == "out":
             poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
             arrays[buffer.name] = poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
-    report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count)
+    report = emulator.launch(artifact, arrays, dims, seed=order, sm_count=sm_count)
     assert report.complaints == []
     return spec, operands, {"o": arrays["o"], "lse": arrays["lse"]}
 
@@ -113,11 +114,11 @@ def test_case_on_the_software_gpu(name, software_gpu):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal", "segments", "lengths-causal"])
 def test_results_do_not_depend_on_the_order_of_execution(name, software_gpu):
-    """Seeds order warps and asynchronous copies differently; tiles meet different CTAs with another number of them."""
+    """Warps and asynchronous copies take another order, and tiles other CTAs."""
     case = CASES[name]
     first = emulate(case, seed=3)[2]
-    for seed, sm_count in ((3, 1), (3, 64)):
-        other = emulate(case, seed, sm_count)[2]
+    for order, sm_count in ((1, 3), (2, 1), (3, 64)):
+        other = emulate(case, 3, sm_count, order)[2]
         for key, value in first.items():
             assert value.tobytes() == other[key].tobytes()
 

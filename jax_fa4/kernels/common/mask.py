@@ -1,7 +1,7 @@
 """Masks inside kernels: `jax_fa4.masks` evaluated on DSL values, the order of KV blocks, and the element mask.
 
-The formulas are those of `masks.row_interval` and `masks.block_range`; this file only supplies the DSL's arithmetic, the
-run-time geometry of an example, and the element mask of a row fragment.
+The formulas are those of `masks.row_interval` and `masks.block_range`; this file supplies the DSL's arithmetic, the
+order of blocks, and the element mask of a row fragment.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ NUMBERS = masks.Numbers(
 class BlockOrder:
     """The KV blocks of one tile in the order in which they are visited; producer and consumers compute the same.
 
-    First comes a full block if there is one (so that every row starts from a whole block's maximum), then those that need
-    the element mask, from the right edge down and then the left edge, then the other full blocks from the right down.
+    First comes a full block if there is one, so that every row starts from a whole block's maximum; then those that
+    need the element mask, from the right edge down and then the left edge; then the other full blocks, from the right
+    down.
     """
 
     start: Int32

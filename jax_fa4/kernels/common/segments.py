@@ -1,8 +1,9 @@
 """Which KV blocks a block of query rows needs under segment ids in any order.
 
-A first kernel (`bounds`) writes the smallest and the largest id of each block of rows and keys. A warp of the main kernel
-then tests 32 blocks at a time: a block is visited if its range of ids meets that of the rows, and needs no element mask if
-both ranges are one and the same id (and the other masks agree). For sorted ids that is exact; in any order it is safe.
+A first kernel (`bounds`) writes the smallest and the largest id of each block of rows and keys. A warp of the main
+kernel then tests 32 blocks at a time: a block is visited if its range of ids meets that of the rows, and needs no
+element mask if both ranges are one and the same id (and the other masks agree). For sorted ids that is exact, in any
+order it is safe.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Cursor:
 class SegmentBlocks:
     """The KV blocks [start, end) that a block of rows visits: all that need the element mask, then the full ones.
 
-    Fields: ids [smallest, largest] of the rows; bounds of the example's KV blocks; the range that the other masks leave,
-    and within it [full_start, full_end) where they keep everything.
+    Fields: ids [smallest, largest] of the rows; bounds of the example's KV blocks; the range that the other masks
+    leave, and within it [full_start, full_end) where they keep everything.
     """
 
     q_smallest: Int32

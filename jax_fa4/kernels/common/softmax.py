@@ -21,9 +21,8 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 NEG_INF = -math.inf
 
-# 2**f for f in [0, 1): minimax polynomial of degree three, largest relative error 8.8e-5.
-_EXP2_POLYNOMIAL = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
-_ROUND_TO_INTEGER = 12582912.0  # 2**23 + 2**22: adding it leaves the integer part in the low mantissa bits
+LAZY_LIMIT = 2.0**15
+"""Largest sum of a lane's exponentials in one block that a lazy step tolerates: below float16's largest value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,42 +58,9 @@ class PackedRows:
                 self.words[r, c // 2] = pack(values[r, c], values[r, c + 1], self.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class SoftmaxStrategy:
-    """How the exponentials and the rescaling are done: part of a plan.
-
-    Args:
-        emulated_eighths: of every eight exponentials in a fully unmasked block, how many run on the FMA units.
-        lazy_maximum: keep the reference of the exponentials (the row's maximum when it was last looked at) as long as a
-            block's exponentials stay below `LAZY_LIMIT`; only else find the block's maximum and rescale.
-    """
-
-    emulated_eighths: int = 0
-    lazy_maximum: bool = False
-
-
-LAZY_LIMIT = 2.0**15
-"""Largest sum of a lane's exponentials in one block that a lazy maximum tolerates: below float16's largest value."""
-
-
 def exp2(x: Float32) -> Float32:
     """2**x on the special function unit, subnormals flushed."""
     return cute.math.exp2(x, fastmath=True)
-
-
-def exp2_fma(x: Float32) -> Float32:
-    """2**x on the FMA units, x clamped to [-127, 127]: Cody and Waite's split of x, then a polynomial."""
-    x = cute.arch.fmin(cute.arch.fmax(x, -127.0), 127.0)
-    shifted = cute.arch.inline_ptx(
-        "add.rm.ftz.f32 {$w0}, {$r0}, {$r1};",
-        write_only_types=[Float32],
-        read_only_args=[x, Float32(_ROUND_TO_INTEGER)],
-    )
-    fraction = x - (shifted - _ROUND_TO_INTEGER)
-    value = Float32(_EXP2_POLYNOMIAL[3])
-    for coefficient in reversed(_EXP2_POLYNOMIAL[:3]):
-        value = value * fraction + coefficient
-    return ((shifted.bitcast(Int32) << 23) + value.bitcast(Int32)).bitcast(Float32)
 
 
 def _tree(op, values: list) -> Any:
@@ -111,18 +77,16 @@ class OnlineSoftmax:
         rows: rows per thread.
         lanes_per_row: lanes that share a row.
         scale_log2: scores are multiplied by it inside the exponent (scale * log2 e, or log2 e after score functions).
-        strategy: see `SoftmaxStrategy`.
 
-    `row_max` is the reference that exponentials are taken against, in raw scores: the running maximum, or an earlier one
-    under a lazy maximum. `row_sum` is this lane's part of the sum of exponentials. `rescale` is the factor by which the
+    `row_max` is the reference that exponentials are taken against, in raw scores: the running maximum, or after lazy
+    steps an earlier one. `row_sum` is this lane's part of the sum of exponentials. `rescale` is the factor by which the
     last exact step shrinks earlier results.
     """
 
-    def __init__(self, rows: int, lanes_per_row: int, scale_log2: float, strategy: SoftmaxStrategy):
+    def __init__(self, rows: int, lanes_per_row: int, scale_log2: float):
         self.rows = rows
         self.lanes_per_row = lanes_per_row
         self.scale_log2 = scale_log2
-        self.strategy = strategy
         self.row_max = cute.make_rmem_tensor((rows,), Float32)
         self.row_sum = cute.make_rmem_tensor((rows,), Float32)
         self.rescale = cute.make_rmem_tensor((rows,), Float32)
@@ -162,16 +126,15 @@ class OnlineSoftmax:
             self.bias[r] = cutlass.select_(empty, Float32(-NEG_INF), bias) if masked else bias
             self.rescale[r] = exp2((old_max - safe_max) * self.scale_log2)
             # Subtracting first makes the largest P exactly 1, also where the product with the scale would round.
-            block_sum = self._exponentials(
-                fragment, r, lambda s, m=safe_max: (s - m) * self.scale_log2, not masked, in_place
-            )
+            block_sum = self._exponentials(fragment, r, lambda s, m=safe_max: (s - m) * self.scale_log2, in_place)
             self.row_sum[r] = self.row_sum[r] * self.rescale[r] + block_sum
 
-    def lazy_step(self, fragment: RowFragment, packed: PackedRows, masked: bool) -> tuple[list, Boolean]:
+    def lazy_step(self, fragment: RowFragment, packed: PackedRows) -> tuple[list, Boolean]:
         """Scores to P, rounded into `packed`, against the old reference: no maximum, no rescaling.
 
         Returns this lane's new sums per row, and whether the warp may keep them. If so, `accept` the sums. Else an
-        exponential is too large, or a row has no reference yet: take an exact `step` on the scores, which are still there.
+        exponential is too large, or a row has no reference yet: take an exact `step` on the scores, which are still
+        there.
         """
         pair: list = []
 
@@ -181,7 +144,7 @@ class OnlineSoftmax:
                 packed.words[r, c // 2] = pack(*pair, packed.dtype)
                 pair.clear()
 
-        sums = [self._exponentials(fragment, r, self._against(self.bias[r]), not masked, keep) for r in range(self.rows)]
+        sums = [self._exponentials(fragment, r, self._against(self.bias[r]), keep) for r in range(self.rows)]
         fits = Boolean(True)
         for block_sum in sums:
             fits = fits & (block_sum < LAZY_LIMIT)  # false for NaN too
@@ -195,13 +158,11 @@ class OnlineSoftmax:
     def _against(self, bias: Float32):
         return lambda score: score * self.scale_log2 + bias
 
-    def _exponentials(self, fragment: RowFragment, r: int, exponent_of, may_emulate: bool, keep) -> Float32:
+    def _exponentials(self, fragment: RowFragment, r: int, exponent_of, keep) -> Float32:
         """Exponentials of a row, 2**exponent_of(score), each handed to `keep(r, c, p)`; returns this lane's sum."""
-        eighths = self.strategy.emulated_eighths if may_emulate else 0
         sums: list = []
         for c in range(len(fragment.column_steps)):
-            exponent = exponent_of(fragment.scores[r, c])
-            p = exp2_fma(exponent) if (c * eighths) % 8 < eighths else exp2(exponent)
+            p = exp2(exponent_of(fragment.scores[r, c]))
             keep(r, c, p)
             if c < 4:
                 sums.append(p)

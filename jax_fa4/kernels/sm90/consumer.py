@@ -57,7 +57,7 @@ def multiply(product, accumulator, a, b, accumulate: bool) -> None:
 @cute.jit
 def run(kernel, products, shared, g, dims, schedule):
     """All tiles of this CTA."""
-    plan, spec = kernel.plan, kernel.spec
+    plan = kernel.plan
     thread = cute.arch.thread_idx()[0] - 128
     group = cute.arch.make_warp_uniform(thread // 128)
     in_group = thread % 128
@@ -71,7 +71,7 @@ def run(kernel, products, shared, g, dims, schedule):
         cute.make_rmem_tensor(output_slice.partition_shape_C((plan.block_q, plan.value_tile_dim)), Float32),
     )
     scores = cute.make_rmem_tensor(scores_slice.partition_shape_C((plan.block_q, plan.block_k)), Float32)
-    statistics = softmax.OnlineSoftmax(2, 4, kernel.scale_log2, kernel.strategy)
+    statistics = softmax.OnlineSoftmax(2, 4, kernel.scale_log2)
     turns = pipelines.Turns(1 if plan.turns == "none" else plan.warpgroups)
     turns.begin(group)
     work = Work(kernel, products, shared, operand, scores, lane, statistics, turns, g, dims)
@@ -222,7 +222,7 @@ def _turn(work, of: str, action) -> None:
 
 
 def _look_ahead(work, state):
-    """Whether the next step's K and V are there already: asked before the exponentials, so that the answer costs no time."""
+    """Whether the next step's K and V are there: asked before the exponentials, so that the answer costs no time."""
     following = state.clone()
     following.advance()
     return pipelines.is_full(work.shared.k_pipeline, following), pipelines.is_full(work.shared.v_pipeline, state)
@@ -231,7 +231,8 @@ def _look_ahead(work, state):
 def _step(block, state, ready, masked: bool):
     """Another block, with the previous block's P in registers.
 
-    `ready` says which of its buffers are known to be full. Returns the state of the block's buffers and the next `ready`.
+    `ready` says which of its buffers are known to be full. Returns the state of the block's buffers, and `ready` for
+    the next block.
     """
     work = block.work
     previous = state.clone()
@@ -247,10 +248,10 @@ def _step(block, state, ready, masked: bool):
     work.shared.k_pipeline.consumer_release(state)
     ready = _look_ahead(work, state)
     fragment = _scores_fragment(block, kv_block, masked)
-    if work.kernel.plan.lazy_masked_blocks if masked else work.kernel.strategy.lazy_maximum:
+    if work.kernel.plan.is_lazy(masked):
         next_p = cute.make_rmem_tensor_like(work.operand.p)
         packed = _packed_rows(next_p, work.kernel.dtype)
-        sums, fits = work.statistics.lazy_step(fragment, packed, masked)
+        sums, fits = work.statistics.lazy_step(fragment, packed)
         _finish_before_wait(sums)
         warpgroup.wait_group(0)
         work.shared.v_pipeline.consumer_release(previous)
@@ -269,8 +270,8 @@ def _step(block, state, ready, masked: bool):
 def _move_words(source: cute.Tensor, target: cute.Tensor) -> None:
     """Copies registers by instructions of their own, after the wait for the product that reads `target`.
 
-    Otherwise the compiler lets the instructions that make `source` define the product's operands directly; the assembler
-    sees operands change while products run, and makes all products wait for each other.
+    Otherwise the compiler lets the instructions that make `source` define the product's operands directly; the
+    assembler sees operands change while products run, and makes all products wait for each other.
     """
     words, moved = cute.recast_tensor(source, Uint32), cute.recast_tensor(target, Uint32)
     for i in range(cute.size(words)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int64, Uint32
 
 from jax_fa4.kernels.common import copies, softmax
 

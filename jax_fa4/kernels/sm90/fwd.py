@@ -1,7 +1,8 @@
 """Forward attention for Hopper: what is launched, what shared memory holds, and which warp plays which role.
 
 One producer warp loads Q, K and V by TMA (`load`). Each consumer warpgroup owns 64 query rows: it computes scores and
-output with WGMMA and keeps the softmax in registers (`consumer`), then writes its rows (`epilogue`). CTAs are persistent.
+output with WGMMA and keeps the softmax in registers (`consumer`), then writes its rows (`epilogue`). CTAs stay for many
+tiles.
 The schedule of products follows FlashAttention-3 (Shah et al., 2024): the next block's scores are computed while the
 previous block's P multiplies V, and warpgroups take turns on the tensor cores.
 """
@@ -22,7 +23,7 @@ from cutlass.utils import LayoutEnum, SmemAllocator
 from jax_fa4.kernels.common import abi, copies, pipelines, scheduler, segments, softmax
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.sm90 import consumer, load
-from jax_fa4.kernels.sm90.plans import ForwardPlan
+from jax_fa4.kernels.sm90.plans import L2_SECTION_BYTES, ForwardPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +72,6 @@ class Forward:
             scratch += segments.scratch(plan.block_positions, plan.block_k)
         self.buffers = abi.forward_buffers(spec) + scratch
         self.dtype = DTYPES[spec.dtype]
-        strategy = softmax.SoftmaxStrategy(plan.exp2_emulated_eighths, plan.lazy_maximum)
-        self.strategy = strategy
         # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
         self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
 
@@ -120,7 +119,7 @@ class Forward:
         q_blocks = (dims.S + (plan.block_positions - 1)) // plan.block_positions
         kv_bytes = Int64(dims.T) * (2 * (self.spec.head_dim + self.spec.value_head_dim))
         sharing = self.spec.group // plan.packed_heads
-        section = scheduler.section_heads(plan.longest_first, sharing, kv_bytes, plan.section_bytes)
+        section = scheduler.section_heads(plan.longest_first, sharing, kv_bytes, L2_SECTION_BYTES)
         schedule = scheduler.TileSchedule(q_blocks, dims.H // plan.packed_heads, dims.B, section)
         grid = cutlass.min(dims.sm_count, schedule.count)
         if plan.longest_first:

@@ -35,11 +35,12 @@ class ForwardPlan:
         packed_heads: query heads of a KV head that share a tile: row r is query row r // packed_heads of head
             r % packed_heads of the group. 1, or the whole group.
         longest_first: order tiles so that those with most KV blocks start first.
-        exp2_emulated_eighths, lazy_maximum: see `kernels.common.softmax.SoftmaxStrategy`.
-        lazy_masked_blocks: whether that holds for blocks with the element mask too. Where few keys are left to a row, an
-            exact maximum gives the heaviest key a P of exactly 1; rounded, it costs accuracy.
-        short: the plan for up to `short_rows` query rows, where tall tiles would end half empty; both are in one artifact,
-            and the host function picks by the length.
+        lazy_maximum: in which blocks a row's reference is kept while its exponentials stay small enough
+            (`kernels.common.softmax`), instead of finding the maximum and rescaling: "full blocks", those without the
+            element mask, or "all blocks". Where few keys are left to a row, an exact maximum gives the heaviest key a P
+            of exactly 1; rounded, it costs accuracy.
+        short: the plan for up to `short_rows` query rows, where tall tiles would end half empty; both are in one
+            artifact, and the host function picks by the length.
         producer_registers, consumer_registers: per thread, set at the start of the roles.
     """
 
@@ -52,11 +53,8 @@ class ForwardPlan:
     packed_heads: int = 1
     q_stages: int = 1
     turns: Literal["none", "tiles", "blocks"] = "none"
-    section_bytes: int = L2_SECTION_BYTES
-    exp2_emulated_eighths: int = 0
-    lazy_maximum: bool = True
-    lazy_masked_blocks: bool = False
-    short: "ForwardPlan | None" = None
+    lazy_maximum: Literal["full blocks", "all blocks"] = "full blocks"
+    short: ForwardPlan | None = None
     short_rows: int = 0
     arch: str = "sm_90a"
 
@@ -77,6 +75,10 @@ class ForwardPlan:
     def warpgroups(self) -> int:
         """Consumer warpgroups."""
         return self.block_q // 64
+
+    def is_lazy(self, masked: bool) -> bool:
+        """Whether steps on blocks with (`masked`) or without the element mask are lazy."""
+        return not masked or self.lazy_maximum == "all blocks"
 
     @property
     def block_positions(self) -> int:
@@ -126,7 +128,8 @@ def forward_plan(spec: AttentionSpec) -> ForwardPlan:
         packed_heads = spec.group if block_q % spec.group == 0 else 1
         return ForwardPlan(
             block_q, block_k, stages, tile_dim, value_tile_dim, longest_first=causal,
-            packed_heads=packed_heads, q_stages=q_stages, lazy_masked_blocks=causal and is_simple(spec), **rest,
+            packed_heads=packed_heads, q_stages=q_stages,
+            lazy_maximum="all blocks" if causal and is_simple(spec) else "full blocks", **rest,
         )  # fmt: skip
 
     if largest <= 64:
