@@ -71,6 +71,13 @@ class Subject:
             return known_right.backward(self.arch, self.case, self.problem, kernel, seed=seed)[:3]
         return known_right.forward(self.arch, self.case, self.problem, kernel, seed=seed)[:2]
 
+    def executed(self, kernel: known_right.Kernel) -> set[int]:
+        """PTX lines that a run executes."""
+        call = known_right.backward if self.is_backward else known_right.forward
+        report = call(self.arch, self.case, self.problem, kernel, seed=0)[-1]
+        report = report[1] if self.is_backward else report
+        return {line for line, count in report.kernels[0]["lines"] if count}
+
     def wrong(self, results, baseline) -> bool:
         """dQ is summed in an order that the seed picks: it is compared to rounding, the rest bit by bit."""
         if not self.is_backward:
@@ -95,6 +102,33 @@ def judge(subject: Subject, text: str, baseline, seeds: int) -> tuple[str, int, 
     return "not caught", seeds, ""
 
 
+def never_waits(subject: Subject, ptx: str, line: int, seeds: int) -> bool:
+    """Whether a wait finds its phase complete whenever it is reached: then its removal changes nothing. The wait
+    becomes a test, and a failed test an access out of bounds."""
+    lines = ptx.split("\n")
+    text = lines[line - 1]
+    predicate = re.search(r"_wait\S*\s+([%\w$]+)\s*,", text).group(1)
+    tested = re.sub(r"try_wait|test_wait", "test_wait", text, count=1)
+    tested = re.sub(r",\s*\d{4,}\s*;", ";", tested)  # the time limit
+    lines[line - 1] = tested + f" @!{predicate} st.shared.b32 [%r1+16000000], %r1;"
+    kernel = known_right.Kernel(subject.where, "\n".join(lines))
+    for seed in range(seeds):
+        try:
+            subject.run(kernel, seed)
+        except emulator.EmulationError:
+            return False
+    return True
+
+
+def why_not(subject: Subject, ptx: str, row: dict, executed: set[int], seeds: int) -> str:
+    """A reason why no seed can notice, or "not caught"."""
+    if row["line"] not in executed:
+        return "not executed"
+    if row["kind"] == "mbarrier wait" and never_waits(subject, ptx, row["line"], seeds):
+        return "never waits"
+    return "not caught"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arch")
@@ -109,19 +143,23 @@ def main() -> int:
     baseline = subject.run(right, 0)
     for seed in range(options.seeds):
         assert not subject.wrong(subject.run(right, seed), baseline), f"the unchanged kernel is wrong with seed {seed}"
+    executed = subject.executed(right)
     rows, start = [], time.time()
     for line, kind, text in mutants(ptx):
         how, seed, message = judge(subject, text, baseline, options.seeds)
-        rows.append(dict(line=line, kind=kind, caught=how, seed=seed, message=message,
-                         text=ptx.split("\n")[line - 1].strip()[:120]))
+        row = dict(line=line, kind=kind, caught=how, seed=seed, message=message,
+                   text=ptx.split("\n")[line - 1].strip()[:120])
+        if how == "not caught":
+            row["caught"] = why_not(subject, ptx, row, executed, options.seeds)
+        rows.append(row)
     table = collections.defaultdict(collections.Counter)
     for row in rows:
         table[row["kind"]][row["caught"]] += 1
-    ways = ("value", "judge", "deadlock", "not caught")
+    ways = ("value", "judge", "deadlock", "not executed", "never waits", "not caught")
     print(f"{options.arch} {options.case}: {len(rows)} mutants, {options.seeds} seeds, {time.time() - start:.0f} s")
-    print(f"{'removed':24s}" + "".join(f"{way:>12s}" for way in ways))
+    print(f"{'removed':24s}" + "".join(f"{way:>14s}" for way in ways))
     for kind, counts in [*table.items(), ("all", collections.Counter(r["caught"] for r in rows))]:
-        print(f"{kind:24s}" + "".join(f"{counts[way]:12d}" for way in ways))
+        print(f"{kind:24s}" + "".join(f"{counts[way]:14d}" for way in ways))
     for row in rows:
         if row["caught"] == "not caught":
             print(f"  line {row['line']}: {row['text']}")

@@ -34,7 +34,12 @@ def test_fresh_columns_hold_no_value():
     tensor.release(0, 64)
     tensor.allocate(64)
     assert not tensor.written(31, 5, 1)
-    assert tensor.load("32x32b", 1, 0, 5)[0, 0] == 0x7FBADBAD
+    with pytest.raises(units.UnitError, match="nothing was ever written"):
+        tensor.load("32x32b", 1, 0, 5)
+    tensor.store("32x32b", 1, 0, 5, np.zeros((1, 32)))
+    with pytest.raises(units.UnitError, match="some of them were never written"):
+        tensor.load("32x32b", 2, 0, 5)
+    assert tensor.cells()[0, 6] == 0x7FBADBAD
 
 
 # ---- load and store shapes -------------------------------------------------------------------------------------------

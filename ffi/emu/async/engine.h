@@ -15,7 +15,8 @@ class Timing;
 
 // The moment of a step: a number of executed instructions from now, or as late as possible.
 inline constexpr uint64_t kAtOnce = 0;
-inline constexpr uint64_t kLate = UINT64_MAX;
+inline constexpr uint64_t kLate = UINT64_MAX - 1;
+inline constexpr uint64_t kLast = UINT64_MAX;  // after everything that is merely late
 
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
@@ -34,7 +35,7 @@ using OperationPtr = std::shared_ptr<Operation>;
 class Engine {
  public:
   static constexpr int kQueues = 256;
-  explicit Engine(uint64_t seed = 0, uint64_t stream = 0) : random_(seed, stream) {}
+  explicit Engine(uint64_t seed = 0, uint64_t stream = 0) : random_(seed, stream), seed_(seed) {}
 
   // `queue`: operations of one queue (0 and up) are made in order, each wholly before the next; -1: independent.
   void issue(Cluster&, OperationPtr, int queue, uint64_t now);
@@ -61,6 +62,7 @@ class Engine {
   bool step(Cluster&, size_t index, uint64_t now);  // true when the operation is gone
 
   Random random_;
+  uint64_t seed_;
   std::vector<Pending> pending_;
   uint64_t next_due_ = kLate;
 };

@@ -40,6 +40,7 @@ class TensorMemory {
 
   void mark_written(uint32_t lane, const Columns& columns) { written_[lane] |= columns; }
   bool written(uint32_t lane, const Columns& columns) const { return (written_[lane] & columns) == columns; }
+  bool unwritten(uint32_t lane, const Columns& columns) const { return (written_[lane] & columns).none(); }
 
  private:
   std::unique_ptr<uint32_t[]> cells_;

@@ -61,12 +61,31 @@ void for_each_cell(const TmemAccess& access, const Extent& extent, Move move) {
 
 bool is_row_per_thread(const TmemAccess& access) { return access.shape == kTmem32x32b && !access.pack; }
 
+// A load must find written cells. Whole lanes may be without: an M = 64 product leaves half of them alone.
+void check_written(const TmemAccess& access, const TensorMemory& tensor, const Extent& extent) {
+  auto columns = TensorMemory::span(extent.column, extent.columns);
+  if (access.shape == kTmem16x32bx2)
+    columns |= TensorMemory::span(extent.column + access.half_split_offset, extent.columns);
+  bool any = false;
+  for (uint32_t lane = extent.lane; lane < extent.lane + extent.lanes; ++lane) {
+    if (tensor.written(lane, columns))
+      any = true;
+    else if (!tensor.unwritten(lane, columns))
+      throw fail("tcgen05.ld: lane %u, columns %u-%u: some of them were never written", lane, extent.column,
+                 extent.column + extent.columns - 1);
+  }
+  if (!any)
+    throw fail("tcgen05.ld: lanes %u-%u, columns %u-%u: nothing was ever written there", extent.lane,
+               extent.lane + extent.lanes - 1, extent.column, extent.column + extent.columns - 1);
+}
+
 }  // namespace
 
 int tmem_registers(const TmemAccess& access) { return int(access.repeat * registers_per_repeat(access.shape)); }
 
 void tmem_load(const TmemAccess& access, const TensorMemory& tensor, uint32_t* const* registers) {
   const Extent extent = checked_extent(access, tensor);
+  check_written(access, tensor, extent);
   if (is_row_per_thread(access)) {
     for (uint32_t thread = 0; thread < 32; ++thread) {
       const uint32_t* source = tensor.row(extent.lane + thread) + extent.column;
