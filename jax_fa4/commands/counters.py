@@ -13,6 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backward", action="store_true", help="count the gradient's kernels too")
     parser.add_argument("--seed", type=int, default=0, help="of the interleaving")
     parser.add_argument("--strict", action="store_true", help="report what hardware forgives")
+    parser.add_argument(
+        "--cycles", action="store_true", help="follow a model of the clock, and estimate times and waits"
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -20,7 +23,7 @@ def main(arguments: argparse.Namespace) -> int:
     import jax.numpy as jnp
 
     import jax_fa4
-    from jax_fa4 import counting, emulator
+    from jax_fa4 import counting, emulator, estimate
 
     batch, rows, heads, width = map(int, arguments.shape.split(","))
     keys, kv_heads = arguments.keys or rows, arguments.kv_heads or heads
@@ -33,10 +36,16 @@ def main(arguments: argparse.Namespace) -> int:
     def attend(q, k, v):
         return jax_fa4.attention(q, k, v, causal=arguments.causal, backend=f"emulate:{arguments.arch}")
 
-    with jax.default_device(jax.devices("cpu")[0]), emulator.emulate(arguments.seed, strict=arguments.strict):
+    emulated = emulator.emulate(arguments.seed, strict=arguments.strict, timing=arguments.cycles)
+    with jax.default_device(jax.devices("cpu")[0]), emulated:
         if arguments.backward:
             jax.block_until_ready(jax.grad(lambda *a: attend(*a).astype(jnp.float32).sum(), (0, 1, 2))(q, k, v))
         else:
             jax.block_until_ready(attend(q, k, v))
-    print(counting.table(counting.counters()))
+    reports = emulator.take_reports()
+    print(counting.table(counting.summarize(reports)))
+    if arguments.cycles:
+        for report in reports:
+            for kernel in report.kernels:
+                print(estimate.estimate(kernel, report.architecture, report.sm_count))
     return 0
