@@ -5,7 +5,7 @@ multiprocessors in launch order, as hardware does, each starting when one ends.
 
 It is for comparing designs and for finding what they wait for. Checked on FlashAttention's published kernels (D=128,
 one bfloat16 head): sm_100a, 4096 rows, full 1679 TFLOP/s (published 1535 to 1613), causal 1499 (1418); sm_90a, 2048
-rows, full 805 at boost clock, which is 596 at the clock that an H200's power limit leaves a large GEMM (measured at 4096
+rows, full 805 at boost clock, or 596 at the clock that an H200's power limit leaves a large GEMM (measured at 4096
 rows: 579 to 637).
 """
 
