@@ -18,6 +18,7 @@ from jax_fa4.kernels.sm90.bwd import schedule
 from jax_fa4.kernels.sm90.bwd.pipes import buffer
 from jax_fa4.kernels.sm100.bwd import epilogue
 from jax_fa4.kernels.sm100.bwd.context import (
+    COMPUTE_BARRIER,
     HALF,
     Context,
     arrive_ring,
@@ -88,12 +89,16 @@ def _step(context: Context, place: Place, step: Step):
     pipes.scores_full.wait(0, phase(step.number))
     tmem_fence("after")
     for part in cutlass.range_constexpr(PARTS):
-        values = p[None, part]
         loaded = load_columns(context, tmem.scores + first + part * PART, PART, place.row)
         cute.arch.fence_view_async_tmem_load()
-        values.store(cute.make_tensor(loaded.iterator, values.layout).load())
+        p[None, part].store(cute.make_tensor(loaded.iterator, cute.make_layout(PART)).load())
+    if cutlass.const_expr(tmem.serial):
+        tmem_fence("before")
+        cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=2 * BLOCK)
+        tmem_fence("after")
+    for part in cutlass.range_constexpr(PARTS):
         lse = _statistic(context.shared.lse, q.index, place, part)
-        _probabilities(context, place, step, (part, values, lse))
+        _probabilities(context, place, step, (part, p[None, part], lse))
     finish_tmem_stores()
     arrive_warp(pipes.p_full, 0)
     arrive_ring(pipes.q, q.index)
@@ -148,7 +153,8 @@ def _probabilities(context: Context, place: Place, step: Step, work):
     backward.probabilities(fragment, lse, context.kernel.scale_log2)
     rounded = cute.make_rmem_tensor((PART,), context.dtype)
     softmax.convert_pairs(values, rounded)
-    store_columns(context, rounded, plan.tmem.scores + first + part * (PART // 2), place.row)
+    column = plan.tmem.scores + place.half * plan.tmem.p_distance + part * (PART // 2)
+    store_columns(context, rounded, column, place.row)
     if cutlass.const_expr(slopes is not None):
         for i in cutlass.range_constexpr(PART):
             product = values[i] * slopes[i].to(Float32)

@@ -18,9 +18,10 @@ from jax_fa4.kernels.sm90.bwd.pipes import NUMBER_STAGES, STATISTIC_BYTES
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, DQ_CHUNK, DQ_STAGES, BackwardPlan
 from jax_fa4.kernels.sm100.context import threads
 
-# Named barriers: of the warps that use tensor memory, and of the reducing warpgroup.
+# Named barriers: of the warps that use tensor memory, of the reducing warpgroup, and of the computing ones.
 TMEM_BARRIER = 1
 REDUCE_BARRIER = 2
+COMPUTE_BARRIER = 3
 
 HALF = BLOCK // 2
 """Queries of one computing warpgroup."""
@@ -75,7 +76,7 @@ class Shared:
 
     @classmethod
     def allocate(cls, dtype, plan: BackwardPlan) -> Shared:
-        memory = cutlass.utils.SmemAllocator()
+        memory = cutlass.memory.SmemAllocator()
 
         def tile(columns, stages=None):
             layout = rows_layout(dtype, BLOCK, columns, stages)
@@ -127,7 +128,7 @@ class Pipes:
         """Initialises all barriers (warp 0); a block-wide synchronisation must follow."""
         singles = 8
         count = 2 * (plan.q_stages + plan.do_stages + 2 + NUMBER_STAGES) + singles
-        free = cutlass.utils.SmemAllocator().allocate_array(Int64, count)
+        free = cutlass.memory.SmemAllocator().allocate_array(Int64, count)
 
         def take(words):
             nonlocal free

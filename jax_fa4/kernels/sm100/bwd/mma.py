@@ -2,11 +2,12 @@
 
     S(j + 1) = K Q^T
     dK += dS^T Q(j), dQ(j) = dS K              when dS(j) is stored
-    dP(j + 1) = V dO^T                         where dQ is over dP: when dQ(j) has been read
+    dP(j + 1) = V dO^T                         unless dQ has columns of its own: when dQ(j) has been read
     dV += P^T dO(j + 1)                        when P(j + 1) is stored
 
 so that the exponentials of step j + 1 run beside the products of dS(j). Products complete in the order of issue, which
-is why S needs no wait for P's reader, nor dQ for dS's.
+is why S needs no wait for P's reader, nor dQ for dS's. Where tensor memory is too small for that (the serial form), a
+step's products follow one another: S, dP and dV, dK and dQ.
 """
 
 from __future__ import annotations
@@ -60,19 +61,20 @@ class Operands:
             layout = blackwell.make_smem_layout_b(product, (BLOCK, columns, depth), dtype, stages)
             return product.make_fragment_B(view(tensor, layout))
 
-        def halves(product, columns, start):
-            layout = blackwell.make_smem_layout_a(product, (BLOCK, columns, HALF), dtype, 1)
-            tmem = cute.make_tensor(context.tmem, layout.outer)
-            part = product.get_slice(0).make_fragment_A(tmem)[None, None, None, 0]
+        def halves(product, width, start, distance):
+            layout = blackwell.make_smem_layout_a(product, (BLOCK, width, HALF), dtype, 1)
+            place = cute.make_tensor(context.tmem, layout.outer)
+            part = product.get_slice(0).make_fragment_A(place)[None, None, None, 0]
             words = 32 // dtype.width
-            return tuple(cute.make_tensor(part.iterator + (start + h * HALF) * words, part.layout) for h in range(2))
+            columns = (start, start + distance)
+            return tuple(cute.make_tensor(part.iterator + column * words, part.layout) for column in columns)
 
-        p, d, e = products, plan.tile_d, plan.tile_e
+        p, d, e, tmem = products, plan.tile_d, plan.tile_e, plan.tmem
         return cls(
             k=left(p.scores, shared.k, BLOCK, d), q=right(p.scores, shared.q, BLOCK, d, plan.q_stages),
             v=left(p.scores, shared.v, BLOCK, e), do=right(p.scores, shared.do, BLOCK, e, plan.do_stages),
-            dv_p=halves(p.dv, e, plan.tmem.scores), dv_do=right(p.dv, shared.do, e, BLOCK, plan.do_stages),
-            dk_ds=halves(p.dk, d, plan.tmem.dp), dk_q=right(p.dk, shared.q, d, BLOCK, plan.q_stages),
+            dv_p=halves(p.dv, e, tmem.scores, tmem.p_distance), dv_do=right(p.dv, shared.do, e, BLOCK, plan.do_stages),
+            dk_ds=halves(p.dk, d, tmem.dp, HALF), dk_q=right(p.dk, shared.q, d, BLOCK, plan.q_stages),
             dq_ds=left(p.dq, shared.ds, d, BLOCK), dq_k=right(p.dq, shared.k, d, BLOCK),
         )  # fmt: skip
 
@@ -101,18 +103,10 @@ def run(context: Context):
         if count > 0:
             keys = buffer(tiles_done, 1)
             pipes.k.consumer_wait(keys)
-            _scores(context, operands, steps_done)
-            pipes.v.consumer_wait(keys)
-            _dp(context, operands, steps_done)
-            pipes.dkv_empty.wait(0, phase_before(tiles_done))
-            tmem_fence("after")
-            _dv(context, operands, steps_done, False)
-            for i in cutlass.range(1, count, unroll=1):
-                _scores(context, operands, steps_done + i)
-                _dk_dq(context, operands, steps_done + i - 1, i > 1)
-                _dp(context, operands, steps_done + i)
-                _dv(context, operands, steps_done + i, True)
-            _dk_dq(context, operands, steps_done + count - 1, count > 1)
+            if cutlass.const_expr(context.plan.tmem.serial):
+                _serial(context, operands, keys, steps_done, count)
+            else:
+                _pipelined(context, operands, keys, steps_done, count)
             commit(pipes.dkv_full, 0)
             pipes.k.consumer_release(keys)
             pipes.v.consumer_release(keys)
@@ -123,10 +117,54 @@ def run(context: Context):
 
 
 @cute.jit
+def _pipelined(context: Context, operands: Operands, keys, number, count):
+    """All steps of a tile, the first of which has this number; `keys` is the state of K's and V's buffers."""
+    _scores(context, operands, number)
+    context.pipes.v.consumer_wait(keys)
+    _dp(context, operands, number)
+    _await_dkv(context, keys)
+    _dv(context, operands, number, False)
+    for i in cutlass.range(1, count, unroll=1):
+        _scores(context, operands, number + i)
+        _dk_dq(context, operands, number + i - 1, i > 1)
+        _dp(context, operands, number + i)
+        _dv(context, operands, number + i, True)
+    _dk_dq(context, operands, number + count - 1, count > 1)
+
+
+@cute.jit
+def _serial(context: Context, operands: Operands, keys, number, count):
+    """As `_pipelined`, step by step."""
+    context.pipes.v.consumer_wait(keys)
+    _await_dkv(context, keys)
+    for i in cutlass.range(count, unroll=1):
+        _scores(context, operands, number + i)
+        context.pipes.p_full.wait(0, phase(number + i))
+        tmem_fence("after")
+        _dp(context, operands, number + i)
+        _dv(context, operands, number + i, i > 0)
+        _dk_dq(context, operands, number + i, i > 0)
+
+
+def _await_dkv(context: Context, keys) -> None:
+    """Waits until dK and dV of the tile before have been read."""
+    context.pipes.dkv_empty.wait(0, keys.phase ^ 1)
+    tmem_fence("after")
+
+
+def _await_dq(context: Context, number) -> None:
+    """Waits until dQ of the step before has been read."""
+    context.pipes.dq_empty.wait(0, phase_before(number))
+    tmem_fence("after")
+
+
+@cute.jit
 def _scores(context: Context, operands: Operands, number):
     plan, pipes = context.plan, context.pipes
     q = buffer(number, plan.q_stages)
     pipes.q.consumer_wait(q)
+    if cutlass.const_expr(plan.tmem.serial):
+        _await_dq(context, number)
     _issue(context, context.products.scores, plan.tmem.scores, operands.k[None, None, None, 0],
            operands.q[None, None, None, q.index], False)
     commit(pipes.scores_full, 0)
@@ -137,9 +175,8 @@ def _dp(context: Context, operands: Operands, number):
     plan, pipes = context.plan, context.pipes
     do = buffer(number, plan.do_stages)
     pipes.do.consumer_wait(do)
-    if cutlass.const_expr(plan.tmem.dq_over_dp):
-        pipes.dq_empty.wait(0, phase_before(number))
-        tmem_fence("after")
+    if cutlass.const_expr(not plan.tmem.apart and not plan.tmem.serial):
+        _await_dq(context, number)
     _issue(context, context.products.scores, plan.tmem.dp, operands.v[None, None, None, 0],
            operands.do[None, None, None, do.index], False)
     commit(pipes.dp_full, 0)
@@ -165,9 +202,8 @@ def _dk_dq(context: Context, operands: Operands, number, accumulate):
     _issue(context, context.products.dk, plan.tmem.dk, operands.dk_ds, operands.dk_q[None, None, None, q.index],
            accumulate)
     pipes.q.consumer_release(q)
-    if cutlass.const_expr(not plan.tmem.dq_over_dp):
-        pipes.dq_empty.wait(0, phase_before(number))
-        tmem_fence("after")
+    if cutlass.const_expr(plan.tmem.apart):
+        _await_dq(context, number)
     _issue(context, context.products.dq, plan.tmem.dq, operands.dq_ds[None, None, None, 0],
            operands.dq_k[None, None, None, 0], False)
     commit(pipes.dq_full, 0)

@@ -62,42 +62,67 @@ class Registers:
 
 @dataclass(frozen=True)
 class TensorMemory:
-    """Columns of tensor memory where each product begins.
+    """Columns of tensor memory where each product begins, behind dV at 0 and dK after it (r = tile_e + tile_d):
 
-        columns       tile_d, tile_e > 64      both 64
-        S, then P     [0, 128)                 [0, 128)
-        dP, then dS   [128, 256)               [128, 256)
-        dQ            [128, 256): over dP      [256, 320)
-        dV, dK        behind                   behind
+        form           apart               shared              serial
+        S, then P      [r, r + 128)        [r, r + 128)        [r, r + 128)
+        dP, then dS    [r + 128, r + 256)  [r + 128, r + 256)  [r + 64, r + 192): over half of S
+        dQ             from r + 256        from r + 128        from r: over S and dP
+        head dims      64 and 64           up to 128 and 128   up to 192 and 128
 
-    P and dS are 16-bit: of each half of the queries (64 columns of S or dP, one computing warpgroup's), they take the
-    lower 32 columns of that half, so that no warpgroup overwrites what the other has still to read. dQ over dP is free
-    to be written when dS has been read by dK's product, which is issued before; the next dP waits for the reduce role.
+    P and dS are 16-bit: of each half of the queries (64 columns of S or dP, one computing warpgroup's) they take the
+    lower 32 columns of that half, so that no warpgroup overwrites what the other has still to read. In the serial form
+    P has to make room for dP: it takes [r, r + 64), and the warpgroups meet before they store it.
+
+    What lies over something else is issued after the products that read that, and those complete in order. The reduce
+    role is waited for before dQ is overwritten.
     """
 
     tile_d: int
     tile_e: int
-    scores: int = 0
-    dp: int = BLOCK
 
     @property
-    def dq_over_dp(self) -> bool:
-        return 2 * BLOCK + 2 * self.tile_d + self.tile_e > TMEM_COLUMNS
+    def free(self) -> int:
+        """Columns that dV and dK leave."""
+        return TMEM_COLUMNS - self.scores
+
+    @property
+    def apart(self) -> bool:
+        return self.free >= 2 * BLOCK + self.tile_d
+
+    @property
+    def serial(self) -> bool:
+        return self.free < 2 * BLOCK or self.tile_d > BLOCK
+
+    @property
+    def scores(self) -> int:
+        return self.dk + self.tile_d
+
+    @property
+    def p_distance(self) -> int:
+        """From P of one half of the queries to that of the other."""
+        return BLOCK // 4 if self.serial else BLOCK // 2
+
+    @property
+    def dp(self) -> int:
+        return self.scores + (BLOCK // 2 if self.serial else BLOCK)
 
     @property
     def dq(self) -> int:
-        return self.dp if self.dq_over_dp else self.dp + BLOCK
+        if self.serial:
+            return self.scores
+        return self.dp + (BLOCK if self.apart else 0)
 
     @property
     def dv(self) -> int:
-        return self.dp + BLOCK + (0 if self.dq_over_dp else self.tile_d)
+        return 0
 
     @property
     def dk(self) -> int:
-        return self.dv + self.tile_e
+        return self.tile_e
 
     def __post_init__(self) -> None:
-        end = self.dk + self.tile_d
+        end = max(self.dp + BLOCK, self.dq + self.tile_d)
         if end > TMEM_COLUMNS:
             raise ValueError(f"tensor memory columns: {self} needs {end}, an SM has {TMEM_COLUMNS}")
 
@@ -140,16 +165,19 @@ class BackwardPlan:
     def __post_init__(self) -> None:
         if self.shared_bytes > SMEM_BYTES:
             raise ValueError(f"shared memory: {self} needs {self.shared_bytes} bytes, a block has {SMEM_BYTES}")
-        _ = self.tmem
+        _ = self.tmem  # checks itself
 
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims. Raises `Unsupported`."""
     _check_slopes(spec)
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
-    if max(tile_d, tile_e) > 128:
+    try:
+        serial = TensorMemory(tile_d, tile_e).serial
+    except ValueError as error:
         raise Unsupported(
-            f"the sm_100a backward kernel takes head dims up to 128, not {spec.head_dim} and {spec.value_head_dim}: "
-            f"dK and dV of {BLOCK} keys leave no tensor memory for the scores"
-        )
-    return BackwardPlan(tile_d, tile_e, do_stages=1 if tile_d + tile_e > 192 else 2)
+            f"the sm_100a backward kernel has no room for head dims {spec.head_dim} and {spec.value_head_dim}: {error}"
+        ) from error
+    return BackwardPlan(
+        tile_d, tile_e, q_stages=1 if serial else 2, do_stages=1 if serial or tile_d + tile_e > 192 else 2
+    )

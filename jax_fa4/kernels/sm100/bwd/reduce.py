@@ -1,7 +1,7 @@
 """The reduce role: one warpgroup adds dQ of every step to the float32 accumulator in global memory.
 
-A thread takes its row of dQ out of tensor memory at once, so that the tensor core may go on, and hands it over in
-chunks of 32 columns through shared memory to asynchronous bulk reductions.
+A thread takes its row of dQ out of tensor memory, up to 128 columns at once, so that the tensor core may go on, and
+hands it over in chunks of 32 columns through shared memory to asynchronous bulk reductions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from jax_fa4.kernels.sm90.bwd.store import _address, _reduce_add
 from jax_fa4.kernels.sm100.bwd.context import REDUCE_BARRIER, Context, load_columns, phase
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, DQ_CHUNK, DQ_STAGES
 from jax_fa4.kernels.sm100.context import arrive_warp, tmem_fence
+
+_CHUNKS_IN_REGISTERS = 4
 
 
 @cute.jit
@@ -51,17 +53,19 @@ def _step(context: Context, number, target, counter, turns):
     pipes.dq_full.wait(0, phase(number))
     tmem_fence("after")
     chunks = plan.tile_d // DQ_CHUNK
-    values = [load_columns(context, plan.tmem.dq + i * DQ_CHUNK, DQ_CHUNK, thread) for i in range(chunks)]
-    cute.arch.fence_view_async_tmem_load()
-    tmem_fence("before")
-    arrive_warp(pipes.dq_empty, 0)
+    values: list = []
     for i in cutlass.range_constexpr(chunks):
+        if cutlass.const_expr(i % _CHUNKS_IN_REGISTERS == 0):
+            values = _load(context, range(i, min(i + _CHUNKS_IN_REGISTERS, chunks)), thread)
+            if cutlass.const_expr(i + _CHUNKS_IN_REGISTERS >= chunks):
+                arrive_warp(pipes.dq_empty, 0)
         stage = i % DQ_STAGES
         if warp == 0:
             cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)
         cute.arch.barrier(barrier_id=REDUCE_BARRIER, number_of_threads=BLOCK)
+        chunk = values[i % _CHUNKS_IN_REGISTERS]
         for j in cutlass.range_constexpr(DQ_CHUNK // 4):
-            source = cute.make_tensor(values[i].iterator + 4 * j, cute.make_layout(4))
+            source = cute.make_tensor(chunk.iterator + 4 * j, cute.make_layout(4))
             cute.autovec_copy(source, context.shared.dq[None, thread, j, stage])
         cute.arch.fence_view_async_shared()
         cute.arch.barrier(barrier_id=REDUCE_BARRIER, number_of_threads=BLOCK)
@@ -75,3 +79,11 @@ def _step(context: Context, number, target, counter, turns):
     if cutlass.const_expr(counter is not None):
         if warp == 0:
             semaphore.release(counter)
+
+
+def _load(context: Context, chunks: range, thread) -> list:
+    """A thread's row of some chunks of dQ."""
+    values = [load_columns(context, context.plan.tmem.dq + i * DQ_CHUNK, DQ_CHUNK, thread) for i in chunks]
+    cute.arch.fence_view_async_tmem_load()
+    tmem_fence("before")
+    return values
