@@ -55,7 +55,7 @@ def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts:
 
     arriving = first_hop(level.chains[0]) if level.chains else None
     state, home = step(block, state, 0)
-    for chain, following in zip(level.chains, (*level.chains[1:], None), strict=True):
+    for chain, following in zip(level.chains, (*level.chains[1:], None), strict=False):
         # A second chain sets out beside the last visit of the first: one transfer at a time.
         leave = functools.partial(first_hop, following) if following else lambda: None
         arriving, state, home = _Travel(level.axis, chain, step, work.send, leave).run(arriving, state, home)
