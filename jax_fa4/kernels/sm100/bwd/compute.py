@@ -82,7 +82,7 @@ def run(context: Context):
 def _step(context: Context, place: Place, step: Step):
     """P and dS of one block of queries."""
     plan, pipes, tmem = context.plan, context.pipes, context.plan.tmem
-    q, do = buffer(step.number, plan.q_stages), buffer(step.number, plan.do_stages)
+    q = buffer(step.number, plan.q_stages)
     first = place.half * HALF
     p = cute.make_rmem_tensor((PART, PARTS), Float32)
     pipes.q.consumer_wait(q)
@@ -101,15 +101,13 @@ def _step(context: Context, place: Place, step: Step):
         _probabilities(context, place, step, (part, p[None, part], lse))
     finish_tmem_stores()
     arrive_warp(pipes.p_full, 0)
-    arrive_ring(pipes.q, q.index)
 
-    pipes.do.consumer_wait(do)
     pipes.dp_full.wait(0, phase(step.number))
     tmem_fence("after")
     for part in cutlass.range_constexpr(PARTS):
         dp = load_columns(context, tmem.dp + first + part * PART, PART, place.row)
         cute.arch.fence_view_async_tmem_load()
-        delta = _statistic(context.shared.delta, do.index, place, part)
+        delta = _statistic(context.shared.delta, q.index, place, part)
         for i in cutlass.range_constexpr(PART):
             dp[i] = p[i, part] * (dp[i] - delta[i])
         ds = cute.make_rmem_tensor((PART,), context.dtype)
@@ -119,7 +117,7 @@ def _step(context: Context, place: Place, step: Step):
     finish_tmem_stores()
     cute.arch.fence_view_async_shared()
     arrive_warp(pipes.ds_full, 0)
-    arrive_ring(pipes.do, do.index)
+    arrive_ring(pipes.q, q.index)
 
 
 def _statistic(tensor: cute.Tensor, stage: Int32, place: Place, part: int) -> cute.Tensor:

@@ -76,7 +76,7 @@ class Shared:
 
     @classmethod
     def allocate(cls, dtype, plan: BackwardPlan) -> Shared:
-        memory = cutlass.memory.SmemAllocator()
+        memory = cutlass.utils.SmemAllocator()
 
         def tile(columns, stages=None):
             layout = rows_layout(dtype, BLOCK, columns, stages)
@@ -85,13 +85,15 @@ class Shared:
         def plain(dtype, *shape, align=128):
             return memory.allocate_tensor(dtype, cute.make_layout(shape), align)
 
+        small = dict(  # before the tiles: it fills what aligning these leaves
+            lse=plain(Float32, BLOCK, plan.q_stages), delta=plain(Float32, BLOCK, plan.q_stages),
+            numbers=plain(Int32, NUMBER_STAGES, align=16), tmem_address=plain(Int32, 1, align=16),
+        )  # fmt: skip
         return cls(
             q=tile(plan.tile_d, plan.q_stages), k=tile(plan.tile_d), v=tile(plan.tile_e),
             do=tile(plan.tile_e, plan.do_stages), ds=tile(BLOCK),
-            dq=plain(Float32, 4, BLOCK, DQ_CHUNK // 4, DQ_STAGES, align=1024),
-            lse=plain(Float32, BLOCK, plan.q_stages), delta=plain(Float32, BLOCK, plan.do_stages),
-            numbers=plain(Int32, NUMBER_STAGES, align=16), tmem_address=plain(Int32, 1, align=16),
-        )
+            dq=plain(Float32, 4, BLOCK, DQ_CHUNK // 4, DQ_STAGES, align=1024), **small,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Pipes:
     """Barriers.
 
     Attributes:
-      q, do: rings of Q with LSE, dO with delta; emptied by mma and by each computing warp (which reads the statistics).
+      q: ring of Q with LSE and delta; emptied by mma and by each computing warp, which reads the statistics.
+      do: ring of dO.
       k, v: one buffer each, for a tile.
       numbers: hands tile numbers from load to all others.
       scores_full, dp_full: S, dP of a step are computed.
@@ -128,7 +131,7 @@ class Pipes:
         """Initialises all barriers (warp 0); a block-wide synchronisation must follow."""
         singles = 8
         count = 2 * (plan.q_stages + plan.do_stages + 2 + NUMBER_STAGES) + singles
-        free = cutlass.memory.SmemAllocator().allocate_array(Int64, count)
+        free = cutlass.utils.SmemAllocator().allocate_array(Int64, count)
 
         def take(words):
             nonlocal free
@@ -146,8 +149,7 @@ class Pipes:
 
         product, warps = PipelineOp.TCGen05Mma, PipelineOp.AsyncThread
         return cls(
-            q=ring(plan.q_stages, plan.tile_d, STATISTIC_BYTES, 9),
-            do=ring(plan.do_stages, plan.tile_e, STATISTIC_BYTES, 9),
+            q=ring(plan.q_stages, plan.tile_d, 2 * STATISTIC_BYTES, readers=9), do=ring(plan.do_stages, plan.tile_e),
             k=ring(1, plan.tile_d), v=ring(1, plan.tile_e),
             numbers=PipelineAsync.create(
                 barrier_storage=take(2 * NUMBER_STAGES), num_stages=NUMBER_STAGES, producer_group=threads(1),

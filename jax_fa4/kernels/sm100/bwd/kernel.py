@@ -1,7 +1,7 @@
 """Backward attention for Blackwell: what is launched, and which warp plays which role.
 
 A block owns a tile of 128 keys and loops over the blocks of 128 queries that see it, of all query heads that share the
-KV head. One warp loads (sm90's `load`, as it is), one issues the products (`mma`), two warpgroups compute P and dS
+KV head. One warp loads (`load`), one issues the products (`mma`), two warpgroups compute P and dS
 (`compute`), one adds dQ to a float32 accumulator in global memory (`reduce`); dK and dV stay in tensor memory. Small
 kernels go before and after (sm90's `prepare`, `finish`). The five products, keys as rows of the scores, and P and dS as
 operands from tensor memory are those of FlashAttention-4's backward.
@@ -19,14 +19,12 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import TmemAllocator
 
-from jax_fa4.kernels.common import abi, copies, softmax
+from jax_fa4.kernels.common import abi, softmax
 from jax_fa4.kernels.common.entry import DTYPES
-from jax_fa4.kernels.sm90.bwd import load, schedule
-from jax_fa4.kernels.sm90.bwd.kernel import Loads
-from jax_fa4.kernels.sm90.bwd.layouts import rows_layout
+from jax_fa4.kernels.sm90.bwd import schedule
 from jax_fa4.kernels.sm90.bwd.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.sm90.bwd.prepare import prepare
-from jax_fa4.kernels.sm100.bwd import compute, mma, reduce
+from jax_fa4.kernels.sm100.bwd import compute, load, mma, reduce
 from jax_fa4.kernels.sm100.bwd.context import TMEM_BARRIER, Context, Pipes, Products, Shared
 from jax_fa4.kernels.sm100.bwd.finish import THREADS as FINISH_THREADS
 from jax_fa4.kernels.sm100.bwd.finish import finish
@@ -62,7 +60,7 @@ class Backward:
         )
         key_schedule = schedule.key_schedule(plan, spec, dims)
         products = Products.make(self.dtype, plan)
-        self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
+        self.main(load.Sources.make(self.dtype, plan, g), products, copy.copy(g), dims, key_schedule).launch(
             grid=(cutlass.min(dims.sm_count, key_schedule.count), 1, 1), block=(plan.warps.threads, 1, 1),
             stream=stream, min_blocks_per_mp=1,
         )  # fmt: skip
@@ -70,25 +68,13 @@ class Backward:
             grid=(row_blocks, dims.H, dims.B), block=(FINISH_THREADS, 1, 1), stream=stream
         )
 
-    def loads(self, g) -> Loads:
-        plan = self.plan
-
-        def atom(tensor, columns):
-            layout = rows_layout(self.dtype, BLOCK, columns)
-            return copies.tma_load_atom(copies.permuted(tensor, 1, 3, 2, 0), layout, (BLOCK, columns))
-
-        return Loads(
-            *atom(g.q, plan.tile_d), *atom(g.do, plan.tile_e), *atom(g.k, plan.tile_d), *atom(g.v, plan.tile_e),
-            copies.permuted(g.lse_log2, 2, 1, 0), copies.permuted(g.delta_rows, 2, 1, 0),
-        )  # fmt: skip
-
     @cute.kernel
-    def main(self, loads: Loads, products: Products, g, dims, key_schedule):
+    def main(self, sources: load.Sources, products: Products, g, dims, key_schedule):
         plan, warps, registers = self.plan, self.plan.warps, self.plan.registers
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == warps.load:
-            for atom in (loads.q_atom, loads.do_atom, loads.k_atom, loads.v_atom):
-                cpasync.prefetch_descriptor(atom)
+            for matrix in (sources.q, sources.do, sources.k, sources.v):
+                cpasync.prefetch_descriptor(matrix.atom)
         pipes = Pipes.make(plan)
         shared = Shared.allocate(self.dtype, plan)
         tmem = TmemAllocator(
@@ -103,7 +89,7 @@ class Backward:
         if warp >= warps.mma:
             cute.arch.setmaxregister_decrease(registers.other)
             if warp == warps.load:
-                load.run(self, loads, shared, pipes, g, dims, key_schedule)
+                load.run(context, sources)
             if warp == warps.mma:
                 tmem.allocate(TMEM_COLUMNS)
                 tmem.wait_for_alloc()

@@ -17,8 +17,10 @@ DQ_CHUNK = 32
 DQ_STAGES = 2
 """Buffers for such chunks."""
 
-_REST_BYTES = 1280
-"""Barriers, and what aligning the tiles loses."""
+_BARRIER_BYTES = 512
+"""At most, of barriers and single words."""
+_ALIGNMENT_BYTES = 1024
+"""Swizzled tiles begin at multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class BackwardPlan:
 
     Attributes:
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64.
-      q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
+      q_stages, do_stages: tiles of Q (with LSE and delta) and of dO in flight.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size (of 126 MB).
     """
 
@@ -159,8 +161,9 @@ class BackwardPlan:
     @property
     def shared_bytes(self) -> int:
         elements = BLOCK * ((1 + self.q_stages) * self.tile_d + (1 + self.do_stages) * self.tile_e + BLOCK)
-        floats = BLOCK * (DQ_STAGES * DQ_CHUNK + self.q_stages + self.do_stages)
-        return 2 * elements + 4 * floats + _REST_BYTES
+        small = 4 * BLOCK * 2 * self.q_stages + _BARRIER_BYTES
+        aligned = -(-small // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return aligned + 2 * elements + 4 * BLOCK * DQ_STAGES * DQ_CHUNK
 
     def __post_init__(self) -> None:
         if self.shared_bytes > SMEM_BYTES:
