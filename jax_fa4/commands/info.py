@@ -9,9 +9,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jax_fa4 import plan, targets
+
 OLDEST_JAX = (0, 10)
 OLDEST_PYTHON = (3, 11)
-ARCHITECTURES = {(9, 0): "sm_90a (Hopper)", (10, 0): "sm_100a (Blackwell)", (10, 3): "sm_103a (Blackwell)"}
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -39,14 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deterministic", action="store_true")
 
 
-def architecture(device: jax.Device) -> str:
-    """The kernels that fit a device, in words."""
-    capability = getattr(device, "compute_capability", None)
-    if capability is None:
-        return "no GPU kernels run on it, except on the software GPU"
-    major, minor = str(capability).split(".")
-    unknown = f"compute capability {capability}: no kernels for it, the XLA path serves it"
-    return ARCHITECTURES.get((int(major), int(minor)), unknown)
+def kernels_for(device: jax.Device) -> str:
+    """Which kernels a device runs, in words."""
+    if device.platform != "gpu":
+        return "no GPU kernels, except on the software GPU"
+    arch = targets.architecture(device)
+    return f"kernels for {arch}" if arch in plan.ARCHITECTURES else f"no kernels for {arch}, the XLA path serves it"
 
 
 def version_lines() -> list[str]:
@@ -84,7 +83,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     print("devices")
     for device in jax.devices():
-        print(f"  {device}: {device.device_kind}, {architecture(device)}")
+        print(f"  {device}: {device.device_kind}, {kernels_for(device)}")
     print("versions")
     for line in version_lines():
         print(f"  {line}")
