@@ -8,7 +8,7 @@ from .. import backends, vjp
 from ..blockwise import Gradients
 from ..operands import Operands
 from ..spec import AttentionSpec
-from .local import Block, Call, Ring, depends_on_position
+from .local import Block, Call, Ring, part_spec, parts
 from .merge import with_sink
 from .sweep import Pass, Send, sweep
 from .transfer import send, send_packed
@@ -26,13 +26,22 @@ def attend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) ->
     Returns:
       o [B, S, H, E] of `spec.out_dtype` and LSE [B, H, S].
     """
-    partial = dataclasses.replace(spec, sink=False, float32_out=True, positions=depends_on_position(spec))
-    step = backends.resolve(backend, partial, operands)
+    step = _step_backend(ring, spec, operands, backend)
     plain_forward = plain_backward = None
     if step.plain_forward is not None:
         plain_forward, plain_backward = Forward(ring, backends.XLA, send), Backward(ring, backends.XLA, send)
     rule = vjp.Rule(spec, Backward(ring, step, send_packed), plain_forward, plain_backward, backend)
     return vjp.attend(rule, Forward(ring, step, send_packed), operands)
+
+
+def _step_backend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) -> backends.Backend:
+    """The backend that all steps run on; `auto` takes kernels only where they can do every part of every step."""
+    equal = operands.q.shape[1] == operands.k.shape[1]
+    wanted = {
+        part_spec(spec, part) for own in (True, False) for part in parts(ring, spec, equal, own, ring.index())
+    }  # fmt: skip
+    found = {backends.resolve(backend, asked, operands) for asked in wanted}
+    return found.pop() if len(found) == 1 else backends.XLA
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,6 +108,11 @@ def parts(ring: Ring, spec: AttentionSpec, lengths_equal: bool, own: bool, owner
     return [Part(a, b, spec.mask, moves) for a in chunks for b in chunks]
 
 
+def part_spec(spec: AttentionSpec, part: Part) -> AttentionSpec:
+    """What the backend is asked for one part of an attention."""
+    return dataclasses.replace(spec, mask=part.mask, sink=False, float32_out=True, positions=part.positions)
+
+
 def _order_suffices(spec: AttentionSpec, layout: Layout) -> bool:
     """Whether, among rows of one device, comparing indices decides as comparing positions does."""
     if any(isinstance(mod, ScoreMap) for mod in spec.score_mods):
@@ -175,9 +180,7 @@ class Call(NamedTuple):
         owner = self.ring.owner(shifts)
         q_affine = self.ring.affine(self.ring.index(), part.q_chunk, o.q.shape[1])
         kv_affine = self.ring.affine(owner, part.kv_chunk, block.k.shape[1])
-        spec = dataclasses.replace(
-            self.spec, mask=part.mask, sink=False, float32_out=True, positions=part.positions
-        )
+        spec = part_spec(self.spec, part)
         lengths = any(isinstance(p, Lengths) for p in part.mask.parts)
         return spec, dataclasses.replace(
             o,
