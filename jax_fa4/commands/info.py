@@ -4,12 +4,11 @@ import argparse
 import importlib.metadata
 import platform
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from jax_fa4 import plan, targets
+from jax_fa4 import plan, registry, targets
 
 OLDEST_JAX = (0, 10)
 OLDEST_PYTHON = (3, 11)
@@ -65,9 +64,10 @@ def version_lines() -> list[str]:
         numbers = tuple(int(part) for part in version.split(".")[:2])
         oldest = OLDEST_JAX if package in ("jax", "jaxlib") else (0, 0)
         lines.append(f"{package} {version}{_too_old(numbers, oldest, package)}")
-    library = Path(__file__).parent.parent / "libjax_fa4_ffi.so"
-    size_mib = library.stat().st_size / 2**20 if library.exists() else None
-    built = "not built: pip install ." if size_mib is None else f"{library.name}, {size_mib:.1f} MiB"
+    try:
+        built = str(registry.library_path())
+    except FileNotFoundError:
+        built = "not built: pip install ."
     return [*lines, f"C++ library: {built}"]
 
 
