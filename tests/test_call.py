@@ -378,6 +378,17 @@ def test_emulated_kernel_from_two_threads(library):
     assert len(results) == 2 and all(np.array_equal(x, np.asarray(wanted)) for x in results)
 
 
+def test_emulated_kernel_reads_operands_of_every_kind(library):
+    arrays, generator = make(1, 64, 2, 2, 64), np.random.default_rng(0)
+
+    def keep(b, h, q, k, flags, table, limit):
+        return flags[b, k] | ((table[q] == table[k]) & (k < limit))
+
+    operands = (generator.random((1, 64)) > 0.5, generator.integers(0, 3, 64, np.uint8), np.int32(40))
+    options = {"mask": jax_fa4.MaskFn(keep, tuple(map(jnp.asarray, operands)))}
+    assert_same(attend(**options)(*arrays), dense(**options)(*arrays))
+
+
 def test_emulated_kernel_split_over_devices(library):
     arrays = make(2, 128, 4, 2, 64)
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

@@ -223,11 +223,11 @@ from jax_fa4.plan import SizeClass
 from jax_fa4.spec import AttentionSpec
 spec = AttentionSpec("bfloat16", 64, 64, scale=0.125, mask=masks.Causal())
 times = []
-for _ in range(5):
+for _ in range(10):
     compiler.clear_memory()
-    start = time.perf_counter()
+    start = time.process_time()  # not the clock on the wall: test machines are shared
     found = compiler.artifact(spec, "sm_90a", SizeClass.MANY_TILES, "forward")
-    times.append(time.perf_counter() - start)
+    times.append(time.process_time() - start)
 print(json.dumps([min(times), "cutlass" in sys.modules, found.kernels[0].registers]))
 """
 
