@@ -56,8 +56,8 @@ class Warps:
 class Registers:
     """Registers per thread (setmaxnreg) of each role; "other" are the single warps."""
 
-    softmax: int = 184
-    correction: int = 96
+    softmax: int = 192
+    correction: int = 80
     other: int = 48
 
     def __post_init__(self):

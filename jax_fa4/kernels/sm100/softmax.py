@@ -232,18 +232,42 @@ def _views(context: Context, slot, row):
 
 def _modify(context: Context, place: _Row, block, values, masked: bool) -> float:
     """Score mods and mask, in place; returns what the values are to be multiplied by in the exponent."""
+    spec = context.spec
+    interval = masks.is_interval(spec.mask)
+    reads = masked and not interval
+    if spec.score_mods or reads:
+        for part in range(_PARTS):
+            _modify_part(context, place, block, values, part, reads)
+            if reads or sequence.score_functions(spec):
+                _end_block(place.q_row)
+    if masked and interval:
+        ((low, high),) = place.mask.intervals
+        base = block * BLOCK_K
+        _keep(values, low - base if context.work.masks_left else None, high - base)
+    return LOG2_E * (1.0 if spec.score_mods else spec.scale)
+
+
+def _end_block(q_row: Int32) -> None:
+    """Ends a basic block by a branch that is never taken (rows are not negative).
+
+    The assembler interleaves all that is independent within a block; with a user's function that is the whole row's
+    loads and divisions, more than there are registers.
+    """
+    cute.arch.inline_ptx("{ .reg .pred p; setp.lt.s32 p, {$r0}, 0; @p exit; }", read_only_args=[q_row])
+
+
+def _modify_part(context: Context, place: _Row, block, values, part: int, masked: bool) -> None:
+    """Score mods of a part of the row, and its element mask."""
     spec, work = context.spec, place.work
-    fragment = RowFragment(values, place.row, (0,), Int32(0), tuple(range(BLOCK_K)), 1)
+    columns = range(part * _PART, (part + 1) * _PART)
+    view = cute.make_tensor(values.iterator + part * _PART, cute.make_layout((1, _PART)))
+    fragment = RowFragment(view, place.row, (0,), Int32(0), tuple(columns), 1)
     where = mask.Place(work.batch, (place.head,), (place.q_row,), block * BLOCK_K, spec.positions)
     if spec.score_mods:
         operands = sequence.operands(context.work.g, "score_operands", sequence.score_functions(spec))
         mask.apply_scores(spec.score_mods, spec.scale, fragment, where, work.geometry, operands)
-    if masked and masks.is_interval(spec.mask):
-        ((low, high),) = place.mask.intervals
-        _keep(values, low - where.key if context.work.masks_left else None, high - where.key)
-    elif masked:
+    if masked:
         place.mask.apply(fragment, where, work.geometry)
-    return LOG2_E * (1.0 if spec.score_mods else spec.scale)
 
 
 def _keep(values, low: Int32 | None, high: Int32) -> None:
