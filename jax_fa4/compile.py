@@ -19,7 +19,7 @@ import jax_fa4
 from jax_fa4 import elf
 from jax_fa4.artifact import PREFIX, Artifact
 from jax_fa4.cache import DiskCache
-from jax_fa4.plan import Pass, SizeClass, choose_plan, family, make_kernel
+from jax_fa4.plan import Pass, SizeClass, choose_plan, make_kernel
 from jax_fa4.spec import AttentionSpec
 
 HOST_TARGET = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v2"
@@ -134,7 +134,7 @@ def available(spec: AttentionSpec, arch: str, pass_: Pass) -> bool:
 
 def artifact_key(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) -> str:
     """Digest of all that an artifact depends on, but the compiler's version."""
-    parts = (repr(spec), repr(choose_plan(spec, arch, size, pass_)), arch, pass_, HOST_TARGET, _sources(family(arch)))
+    parts = (repr(spec), repr(choose_plan(spec, arch, size, pass_)), arch, pass_, HOST_TARGET, _sources())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
 
 
@@ -149,10 +149,10 @@ def toolchain() -> str | None:
 
 
 @functools.cache
-def _sources(kernels: str) -> str:
-    """Digest of the Python text that a family of kernels is made from."""
+def _sources() -> str:
+    """Digest of the Python text that kernels are made from (of all of them: architectures share roles)."""
     package = pathlib.Path(jax_fa4.__file__).parent
-    files = sorted(path for folder in ("common", kernels) for path in (package / "kernels" / folder).rglob("*.py"))
+    files = sorted((package / "kernels").rglob("*.py"))
     digest = hashlib.sha256()
     for path in [*files, *(package / name for name in ("compile.py", "masks.py", "scores.py", "scalar.py"))]:
         digest.update(path.read_bytes())

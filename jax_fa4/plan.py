@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import functools
 import importlib
-import re
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -76,11 +75,6 @@ def check_architecture(arch: str) -> str:
     if arch not in KERNELS:
         raise Unsupported(f"there are no kernels for {arch}, only for {', '.join(ARCHITECTURES)}")
     return arch
-
-
-def family(arch: str) -> str:
-    """The folder of an architecture's kernels, "sm90" or "sm100"."""
-    return re.sub(r".*\.kernels\.(\w+)\..*", r"\1", KERNELS[check_architecture(arch)]["forward"].kernel)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -78,8 +78,3 @@ def test_backward_refuses_floating_operands_of_score_functions():
 def test_unknown_architecture():
     with pytest.raises(Unsupported, match=r"sm_80.*sm_90a"):
         choose_plan(SPEC, "sm_80", SizeClass.MANY_TILES, "forward")
-
-
-def test_families():
-    assert plan.family("sm_90a") == "sm90"
-    assert plan.family("sm_103a") == plan.family("sm_100a") == "sm100"
