@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "core/memory.h"
@@ -38,6 +39,9 @@ class ClusterJudge {
   void set_running(uint32_t warp) { running_ = warp; }
   // fence.proxy.async by the running warp: what it wrote is visible to the async proxy.
   void fence();
+  // mbarriers that were initialised (addresses with the CTA's rank): looked at once more when the cluster ends.
+  void add_barrier(uint32_t address) { barriers_.insert(address); }
+  const std::set<uint32_t>& barriers() const { return barriers_; }
 
  private:
   friend class SharedShadow;
@@ -51,6 +55,7 @@ class ClusterJudge {
   }
 
   uint32_t running_ = 0;
+  std::set<uint32_t> barriers_;
   std::vector<std::vector<Range>> pending_;  // by warp: generic writes since its last fence
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "machine/mbarrier.h"
 #include "machine/pool.h"
 
 namespace emu {
@@ -148,6 +149,7 @@ void Launch::retire(Cluster& cluster) {
     if (cluster.number == 0) counters.timing_json = cluster.timing->json();
   }
   for (size_t i = 0; i < cluster.executed.size(); ++i) counters.executed[i] += cluster.executed[i];
+  mbarrier::check_finished(cluster);
   for (auto& cta : cluster.ctas) {
     if (cta->tensor && cta->tensor->allocated_columns())
       throw fail("tensor memory: CTA (%u, %u, %u) of %s ended with %u columns allocated", cta->index.x, cta->index.y,

@@ -20,12 +20,15 @@ uint8_t* word(Cluster& cluster, uint32_t address) {
   view.check(Cluster::offset_of(address), 8);
   return view.data + Cluster::offset_of(address);
 }
+State decode(uint64_t bits) {
+  return {static_cast<uint32_t>(bits & kMaxCount), static_cast<uint32_t>(bits >> 20 & kMaxCount),
+          static_cast<int64_t>(bits << 3) >> 43, static_cast<uint32_t>(bits >> 61 & 1)};
+}
 State load(Cluster& cluster, uint32_t address) {
   uint64_t bits;
   std::memcpy(&bits, word(cluster, address), 8);
   if (bits >> 62 != 2) throw fail("mbarrier: 0x%08x has not been initialised", address);
-  return {static_cast<uint32_t>(bits & kMaxCount), static_cast<uint32_t>(bits >> 20 & kMaxCount),
-          static_cast<int64_t>(bits << 3) >> 43, static_cast<uint32_t>(bits >> 61 & 1)};
+  return decode(bits);
 }
 uint64_t encode(const State& s) {
   return s.pending | uint64_t{s.expected} << 20 | (static_cast<uint64_t>(s.bytes) & 0x1fffff) << 40 |
@@ -49,7 +52,18 @@ void finish(Cluster& cluster, uint32_t address, State s) {
 void init(Cluster& cluster, uint32_t address, uint32_t count) {
   if (count == 0 || count > kMaxCount) throw fail("mbarrier.init: count %u, allowed 1 to %u", count, kMaxCount);
   store(cluster, address, {count, count, 0, 0});
+  cluster.judge->add_barrier(address);
   cluster.event();
+}
+void check_finished(Cluster& cluster) {
+  for (uint32_t address : cluster.judge->barriers()) {
+    uint64_t bits;
+    std::memcpy(&bits, cluster.ctas[address >> 24]->shared.data + Cluster::offset_of(address), 8);
+    if (bits >> 62 != 2) continue;  // its memory has been used for something else
+    if (const int64_t bytes = decode(bits).bytes; bytes < 0)
+      throw fail("mbarrier 0x%08x: at the end %lld bytes more were copied than its expect_tx announced", address,
+                 static_cast<long long>(-bytes));
+  }
 }
 void invalidate(Cluster& cluster, uint32_t address) {
   load(cluster, address);

@@ -17,6 +17,8 @@ void invalidate(Cluster&, uint32_t address);
 uint64_t arrive(Cluster&, uint32_t address, uint32_t count, bool drop = false);  // returns the state before
 void expect_tx(Cluster&, uint32_t address, uint32_t bytes);
 void complete_tx(Cluster&, uint32_t address, uint32_t bytes);
+// At the end: an error where a barrier was told of more bytes than it expected. (Fewer is how pipelines wind down.)
+void check_finished(Cluster&);
 uint32_t phase(Cluster&, uint32_t address);                    // 0 or 1: of the phase that is not complete
 inline uint32_t phase_of_state(uint64_t state) { return static_cast<uint32_t>(state >> 61 & 1); }
 
