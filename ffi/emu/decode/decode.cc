@@ -192,7 +192,7 @@ class Decoder {
       if (flow_[i].target >= 0 && p.code[i].reconverge < end) p.code[p.code[i].reconverge].joins = true;
     p.constant_memory.reset(new (std::align_val_t(64)) uint8_t[p.constants.size() + 64],
                             [](uint8_t* memory) { ::operator delete[](memory, std::align_val_t(64)); });
-    std::memcpy(p.constant_memory.get(), p.constants.data(), p.constants.size());
+    std::copy(p.constants.begin(), p.constants.end(), p.constant_memory.get());
     p.constant_base = p.constant_memory.get();
     p.name = kernel_.name;
     p.line = kernel_.line;
