@@ -28,7 +28,7 @@ FAULTS = [  # case, text to replace, by what, message
     (TILE, "mbarrier.arrive.expect_tx.shared::cta.b64 state, [bar], n;",
      "add.s32 v, n, 16;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [bar], v;", "deadlock"),
     ("bulk", "expect_tx.shared::cta.b64 state, [bar], 1024;", "expect_tx.shared::cta.b64 state, [bar], 512;",
-     "nothing was ever written at"),
+     "nothing was ever written at|bytes more were copied than"),
     ("mbarrier", "@!p mbarrier.arrive.shared::cta.b64 _, [emptyat];", "", "deadlock"),
     ("barrier", "bar.arrive 3, 128;", "", "deadlock"),
     ("bulk", "add.s32 to, at, 512;\ncp.async.bulk.shared", "add.s32 to, at, 520;\ncp.async.bulk.shared",
@@ -50,6 +50,13 @@ def test_fault_is_named(name, old, new, message):
     with pytest.raises(emulator.EmulationError, match=message):
         for seed in range(8):
             emulated.run(CASES[name], seed, text.replace(old, new))
+
+
+def test_too_few_bytes_expected_is_found_with_every_seed():
+    text = CASES["bulk"].text.replace("state, [bar], 1024;", "state, [bar], 512;")
+    for seed in range(12):
+        with pytest.raises(emulator.EmulationError, match="nothing was ever written at|512 bytes more were copied than"):
+            emulated.run(CASES["bulk"], seed, text)
 
 
 @pytest.mark.parametrize(("coordinates", "message"), [
