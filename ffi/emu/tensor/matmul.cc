@@ -3,6 +3,7 @@
 #include <cstring>
 
 #pragma GCC optimize("fp-contract=fast")  // exact products (see the header): fusing changes no bit
+#pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors are passed within this file alone, inlined
 
 namespace emu {
 namespace {
