@@ -50,6 +50,7 @@ def test_strategies_follow_from_the_spec():
     assert (full.longest_first, causal.longest_first) == (False, True)
     assert sum(full.exp2_on_fma) == 10 and sum(causal.exp2_on_fma) == 7 and sum(plan(head_dim=64).exp2_on_fma) == 16
     assert plan(head_dim=256).exp2_on_fma == (0, 0, 0, 0)
+    assert plans.forward_plan(spec(), "sm_103a", SizeClass.MANY_TILES).exp2_on_fma == (0, 0, 0, 0)
     few = plan(SizeClass.FEW_TILES, group=4)
     assert few.split_kv and few.float32_out and few.packed_heads == 4
     assert plan(SizeClass.FEW_TILES, group=3).packed_heads == 1, "128 rows hold no whole number of groups of 3"

@@ -65,7 +65,7 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Global:
-    """TMA atoms and tensors in global memory, and what else the roles read and write there."""
+    """TMA atoms and the tensors they address; O and LSE, or their parts under split-KV."""
 
     load_q: cute.CopyAtom
     q: cute.Tensor
@@ -76,7 +76,6 @@ class Global:
     store_o: Any
     o: cute.Tensor
     lse: cute.Tensor
-    sinks: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
