@@ -1,7 +1,8 @@
 """A consumer warpgroup: scores and output of 64 query rows, softmax in registers.
 
 Per KV block, with the previous block's P in registers: issue S = Q K^T of this block and O += P V of the previous one,
-wait for S, do its softmax while P V still runs, then rescale O and round P for the next step.
+wait for S, do its softmax while P V still runs, then (after a lazy step only if it has to be) rescale O. A tile's first
+scores are issued before the epilogue of the tile before.
 """
 
 from __future__ import annotations
