@@ -74,6 +74,16 @@ def test_the_slope_of_a_score_function_is_its_derivative():
         assert got == pytest.approx(3 / np.cosh(score) ** 2 + score, rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_many_tiles_for_each_multiprocessor(deterministic, software_gpu):
+    """More tiles than one section holds for one multiprocessor, and fewer for eight: both orders of work."""
+    case = CASES["causal"].resized(S=260, T=1300)
+    for sm_count in (1, 8):
+        spec, operands, cotangents, gradients = emulate(case, 5, sm_count, deterministic=deterministic)
+        assert too_large(gradients, spec, operands, cotangents) == []
+
+
 @pytest.fixture(scope="module")
 def software_gpu():
     try:

@@ -59,10 +59,16 @@ class KeySchedule:
         return KeyTile(self.first_block + self.direction * step, head - batch * self.heads, batch)
 
 
-def section_heads(plan, spec, rows: Int32) -> Int32:
+FEW_TILES = 8
+"""With no more tiles than this for each multiprocessor, balance matters more than the L2 cache: one section."""
+
+
+def section_heads(plan, spec, dims, blocks: Int32) -> Int32:
     """KV heads whose Q and dO (16-bit) and dQ (float32) fit in the plan's share of L2 together; at least one."""
     row_bytes = spec.group * (2 * (plan.tile_d + plan.tile_e) + 4 * plan.tile_d)
-    return Int32(cutlass.max(Int64(plan.l2_bytes) // (Int64(row_bytes) * Int64(rows)), Int64(1)))
+    fitting = Int32(cutlass.max(Int64(plan.l2_bytes) // (Int64(row_bytes) * Int64(dims.S)), Int64(1)))
+    heads = dims.K * dims.B
+    return Int32(cutlass.select_(heads * blocks <= FEW_TILES * dims.sm_count, heads, fitting))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +111,7 @@ def key_schedule(plan, spec, dims) -> KeySchedule:
     """The schedule of a call."""
     blocks = (dims.T + (plan.block_k - 1)) // plan.block_k
     first, direction = (blocks - 1, Int32(-1)) if spec.deterministic else (Int32(0), Int32(1))
-    return KeySchedule(blocks, dims.K, dims.B, section_heads(plan, spec, dims.S), first, direction)
+    return KeySchedule(blocks, dims.K, dims.B, section_heads(plan, spec, dims, blocks), first, direction)
 
 
 @cute.jit
