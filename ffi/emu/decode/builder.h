@@ -96,6 +96,7 @@ using DecodeTable = std::unordered_map<std::string, Decode>;
 
 // One function a family; each adds its opcodes.
 void register_integer(DecodeTable&);
+void register_bits(DecodeTable&);
 void register_carry(DecodeTable&);
 void register_float(DecodeTable&);
 void register_convert(DecodeTable&);

@@ -12,7 +12,7 @@ namespace {
 const DecodeTable& decode_table() {
   static const DecodeTable table = [] {
     DecodeTable t;
-    for (auto add : {register_integer, register_carry, register_float, register_convert, register_predicate, register_move,
+    for (auto add : {register_integer, register_bits, register_carry, register_float, register_convert, register_predicate, register_move,
                      register_shuffle, register_control, register_memory, register_atomic, register_matrix_memory,
                      register_mbarrier, register_fence, register_copy, register_wgmma, register_tcgen05,
                      register_cluster_launch})

@@ -59,7 +59,9 @@ class WgmmaOperation final : public Operation {
     operands.accumulate = accumulate_;
     wgmma(inst_.form, operands, cta_.shared);
     const OperationPtr self = shared_from_this();
-    for (Warp* w : warps_) w->release(self);
+    // A strict run holds the registers until wgmma.wait_group: the manual leaves touching them before undefined.
+    if (!cluster.launch.options.strict)
+      for (Warp* w : warps_) w->release(self);
     Warpgroup& group = cta_.warpgroups[warps_[0]->index / 4];
     group.pending.pop_front();
     ++group.first;
@@ -100,8 +102,8 @@ Status execute_mma(Warp& w, const Inst& in, Mask m) {
     if (&operation->inst() != &inst) throw fail("wgmma: the warps of the warpgroup issue different operations");
   }
   // What it reads and writes asynchronously is held until it has happened.
-  w.hold(inst.d, operation);
-  if (!inst.a.empty()) w.hold(inst.a, operation);
+  w.hold(inst.d, operation, "wgmma.wait_group");
+  if (!inst.a.empty()) w.hold(inst.a, operation, "wgmma.wait_group");
   w.wgmma_groups.open.push_back(operation);
   operation->issue(w, m);
   if (operation->ready()) cluster.engine.issue(cluster, operation, group.queue, cluster.clock());
@@ -117,7 +119,16 @@ Status execute_wait(Warp& w, const Inst& in, Mask) {
   Wait wait;
   wait.what = "groups of wgmma, all but";
   wait.b = static_cast<uint64_t>(in.immediate);
-  wait.done = [](Warp& warp, const Wait& self) { return warp.wgmma_groups.done_but(self.b); };
+  wait.done = [](Warp& warp, const Wait& self) {
+    auto& committed = warp.wgmma_groups.committed;
+    while (committed.size() > self.b) {
+      for (const OperationPtr& operation : committed.front())
+        if (!operation->finished) return false;
+      for (const OperationPtr& operation : committed.front()) warp.release(operation);
+      committed.pop_front();
+    }
+    return true;
+  };
   return wait.done(w, wait) ? Status::kNext : w.suspend(std::move(wait));
 }
 Status execute_fence(Warp&, const Inst&, Mask) { return Status::kNext; }
