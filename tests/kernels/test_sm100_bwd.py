@@ -1,6 +1,7 @@
 """The Blackwell backward kernel: its budgets, its machine code, and its gradients on the software GPU."""
 
 import dataclasses
+import pathlib
 import re
 
 import jax.numpy as jnp
@@ -177,3 +178,42 @@ def test_gradients_in_float32():
     assert all(value.dtype == np.float32 for value in gradients.values())
     rows = accuracy.judge(gradients, spec, operands, cotangents)
     assert all(row.ok for row in rows), "\n".join(map(str, rows))
+
+
+def _train(backend: str, steps: int):
+    """(gradients of the first step by parameter, losses) of examples/train_lm.py's model in bfloat16."""
+    import jax
+    import optax
+    import train_lm
+    from flax import nnx
+    from flax_model import Decoder, DecoderConfig
+
+    args = train_lm.parse_arguments(["--backend", backend, "--dtype", "bfloat16", "--seq-len", "192", "--batch", "2"])
+    names = [field.name for field in dataclasses.fields(DecoderConfig) if field.name in args]
+    options = {name: getattr(args, name) for name in names}
+    model, corpus = Decoder(DecoderConfig(**options), nnx.Rngs(0)), train_lm.read_corpus()
+    optimizer = nnx.Optimizer(model, optax.adamw(4e-3), wrt=nnx.Param)
+    random, first, losses = np.random.default_rng(0), None, []
+    for step in range(steps):
+        starts = random.integers(0, len(corpus.train) - args.seq_len - 1, args.batch)
+        batch = train_lm.windows(corpus.train, starts, args.seq_len)
+        if step == 0:
+            first = nnx.jit(nnx.grad(train_lm.loss_of))(model, batch)
+        losses.append(float(train_lm.train_step(model, optimizer, batch)))
+    return {jax.tree_util.keystr(k): v for k, v in jax.tree_util.tree_leaves_with_path(nnx.state(first))}, losses
+
+
+@pytest.mark.slow
+def test_training_follows_the_xla_path(monkeypatch):
+    """The example's model through both kernels: gradients of the first step, and twenty losses."""
+    emulated.require_library()
+    pytest.importorskip("flax")
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2] / "examples")
+    want, want_losses = _train("xla", 20)
+    got, losses = _train("emulate:sm_100a", 20)
+    assert want.keys() == got.keys() and len(want) > 10
+    for name, value in want.items():
+        value, other = (np.asarray(a, np.float64) for a in (value, got[name]))
+        assert np.linalg.norm(other - value) <= 1e-2 * np.linalg.norm(value), name
+    np.testing.assert_allclose(losses, want_losses, atol=1e-2)
+    assert losses[-1] < losses[0] - 1.0

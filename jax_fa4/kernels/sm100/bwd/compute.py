@@ -86,6 +86,7 @@ def _step(context: Context, place: Place, step: Step):
     first = place.half * HALF
     p = cute.make_rmem_tensor((PART, PARTS), Float32)
     pipes.q.consumer_wait(q)
+    lse = _statistic(context.shared.lse, q.index, place, 0)  # ahead of its use; the second part's would be too many
     pipes.scores_full.wait(0, phase(step.number))
     tmem_fence("after")
     for part in cutlass.range_constexpr(PARTS):
@@ -97,7 +98,8 @@ def _step(context: Context, place: Place, step: Step):
         cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=2 * BLOCK)
         tmem_fence("after")
     for part in cutlass.range_constexpr(PARTS):
-        lse = _statistic(context.shared.lse, q.index, place, part)
+        if cutlass.const_expr(part > 0):
+            lse = _statistic(context.shared.lse, q.index, place, part)
         _probabilities(context, place, step, (part, p[None, part], lse))
     finish_tmem_stores()
     arrive_warp(pipes.p_full, 0)
@@ -107,9 +109,7 @@ def _step(context: Context, place: Place, step: Step):
     for part in cutlass.range_constexpr(PARTS):
         dp = load_columns(context, tmem.dp + first + part * PART, PART, place.row)
         cute.arch.fence_view_async_tmem_load()
-        delta = _statistic(context.shared.delta, q.index, place, part)
-        for i in cutlass.range_constexpr(PART):
-            dp[i] = p[i, part] * (dp[i] - delta[i])
+        _score_gradients(p[None, part], dp, _statistic(context.shared.delta, q.index, place, part))
         ds = cute.make_rmem_tensor((PART,), context.dtype)
         softmax.convert_pairs(dp, ds)
         store_columns(context, ds, tmem.dp + first + part * (PART // 2), place.row)
@@ -148,7 +148,7 @@ def _probabilities(context: Context, place: Place, step: Step, work):
     backward.apply_score_mods(spec, fragment, geometry, context.g, slopes)
     if step.steps.masked(step.block):
         backward.apply_mask(spec, fragment, geometry, context.g)
-    backward.probabilities(fragment, lse, context.kernel.scale_log2)
+    _exponentials(values, lse, context.kernel.scale_log2)
     rounded = cute.make_rmem_tensor((PART,), context.dtype)
     softmax.convert_pairs(values, rounded)
     column = plan.tmem.scores + place.half * plan.tmem.p_distance + part * (PART // 2)
@@ -158,6 +158,21 @@ def _probabilities(context: Context, place: Place, step: Step, work):
             product = values[i] * slopes[i].to(Float32)
             # A user's function may have no finite slope where P is 0.
             values[i] = Float32(cutlass.select_(values[i] == 0.0, Float32(0.0), product))
+
+
+def _exponentials(values: cute.Tensor, lse: cute.Tensor, scale_log2: float) -> None:
+    """P = exp2(scale_log2 * score - LSE) in place (`backward.probabilities` in pairs); LSE is +inf without keys."""
+    scale = (Float32(scale_log2),) * 2
+    for i in range(0, PART, 2):
+        exponents = cute.arch.fma_packed_f32x2((values[i], values[i + 1]), scale, (-lse[i], -lse[i + 1]))
+        values[i], values[i + 1] = (softmax.exp2(x) for x in exponents)
+
+
+def _score_gradients(p: cute.Tensor, dp: cute.Tensor, delta: cute.Tensor) -> None:
+    """dS = P * (dP - delta), in place of dP, in pairs."""
+    for i in range(0, PART, 2):
+        difference = cute.arch.sub_packed_f32x2((dp[i], dp[i + 1]), (delta[i], delta[i + 1]))
+        dp[i], dp[i + 1] = cute.arch.mul_packed_f32x2((p[i], p[i + 1]), difference)
 
 
 def _store_ds(context: Context, place: Place, part: int, ds: cute.Tensor) -> None:

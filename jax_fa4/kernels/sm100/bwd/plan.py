@@ -52,9 +52,9 @@ class Warps:
 class Registers:
     """Registers per thread (setmaxnreg): the reducing warpgroup, each of two computing ones, the rest."""
 
-    reduce: int = 152
+    reduce: int = 144
     compute: int = 136
-    other: int = 88
+    other: int = 96
 
     def __post_init__(self) -> None:
         total = self.reduce + 2 * self.compute + self.other
