@@ -40,13 +40,10 @@ class _Options(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("threads", ctypes.c_uint32),
         ("strict", ctypes.c_uint32),
-        ("trace", ctypes.c_uint32),
+        ("timing", ctypes.c_uint32),
         ("sm_count", ctypes.c_uint32),
         ("regions", ctypes.POINTER(_Region)),
         ("region_count", ctypes.c_uint64),
-        ("convention", ctypes.c_int),
-        ("argument_count", ctypes.c_uint32),
-        ("timing", ctypes.c_uint32),
     ]
 
 
@@ -136,8 +133,8 @@ class Settings:
         regions = (_Region * max(1, len(arrays)))(
             *[_Region(a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays]
         )
-        return _Options(ctypes.sizeof(_Options), self.seed, self.threads, self.strict, 0, self.sm_count, regions,
-                        len(arrays), 0, 0, self.timing)  # fmt: skip
+        return _Options(ctypes.sizeof(_Options), self.seed, self.threads, self.strict, self.timing, self.sm_count,
+                        regions, len(arrays))  # fmt: skip
 
 
 class Module:

@@ -31,7 +31,6 @@ emu::MachineOptions convert(const emu_options* given, int architecture) {
   options.seed = o.seed;
   options.threads = o.threads ? o.threads : std::max(1u, std::thread::hardware_concurrency());
   options.strict = o.strict;
-  options.trace = o.trace;
   options.timing = o.timing;
   options.architecture = architecture;
   options.sm_count = o.sm_count ? o.sm_count : architecture >= 100 ? 148 : 132;

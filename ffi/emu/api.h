@@ -21,23 +21,15 @@ typedef struct emu_region {
   uint32_t writable; /* 0: a store into it is an error */
 } emu_region;
 
-typedef enum emu_calling_convention {
-  EMU_CALL_PACKED = 0, /* void f(void** args): pointers to each argument in order, last to an int32 result */
-  EMU_CALL_TVM_FFI = 1 /* int f(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) */
-} emu_calling_convention;
-
 typedef struct emu_options {
   uint64_t struct_bytes;  /* sizeof(emu_options), so that fields may be added at the end */
   uint64_t seed;          /* fixes the interleaving, hence results and counts, bit for bit */
   uint32_t threads;       /* host threads; 0: as many as there are processors. No influence on results */
   uint32_t strict;        /* 1: report what real hardware only forgives, such as a missing tcgen05.wait::ld */
-  uint32_t trace;         /* 1: the report carries a list of events */
+  uint32_t timing;        /* 1: warps follow a model of the hardware's clock, and the report estimates cycles */
   uint32_t sm_count;      /* streaming multiprocessors; 0: 148 for sm_100, 132 for sm_90 */
   const emu_region* regions; /* global memory; with none, global addresses are not checked */
   uint64_t region_count;
-  emu_calling_convention convention;
-  uint32_t argument_count;   /* for EMU_CALL_TVM_FFI */
-  uint32_t timing;           /* 1: warps follow a model of the hardware's clock, and the report estimates cycles */
 } emu_options;
 
 /* A launch without a host part. Zeros in `cluster` stand for 1. */
@@ -53,7 +45,7 @@ EMU_EXPORT emu_module* emu_load(const uint8_t* object, uint64_t object_bytes, co
                                 const char* symbol, emu_error** error);
 EMU_EXPORT void emu_unload(emu_module*);
 
-/* Calls the host function; every kernel that it launches runs to its end. Device pointers in `args` are host pointers.
+/* Calls the host function, void f(void** args): pointers to each argument in order, last to an int32 result. Every kernel that it launches runs to its end. Device pointers in `args` are host pointers.
  * Returns 0; or nonzero and sets *error. `report` may be NULL, and is set on failure too when the kernels began. */
 EMU_EXPORT int emu_run(emu_module*, void** args, const emu_options*, emu_report** report, emu_error** error);
 
@@ -65,7 +57,7 @@ EMU_EXPORT int emu_launch(emu_module*, const char* kernel, const emu_launch_conf
 EMU_EXPORT const char* emu_error_message(const emu_error*);
 EMU_EXPORT void emu_error_free(emu_error*);
 
-/* Counters, complaints and (when asked for) events as a JSON object. Lives as long as the report. */
+/* Counters and complaints as a JSON object. Lives as long as the report. */
 EMU_EXPORT const char* emu_report_json(const emu_report*);
 EMU_EXPORT void emu_report_free(emu_report*);
 

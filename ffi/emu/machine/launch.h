@@ -19,7 +19,6 @@ struct MachineOptions {
   uint64_t seed = 0;
   uint32_t threads = 1;
   bool strict = false;
-  bool trace = false;
   bool timing = false;     // follow a model of the hardware's clock instead of the seed
   uint32_t sm_count = 148;
   int architecture = 100;  // compute capability times ten
