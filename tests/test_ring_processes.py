@@ -12,7 +12,7 @@ def test_two_processes():
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     root = Path(__file__).parents[1]
-    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, sys.path))  # this process' jax_fa4
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": path}
     script = str(root / "tests" / "ring_process.py")
     processes = [

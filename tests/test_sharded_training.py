@@ -49,7 +49,7 @@ def test_killed_run_resumes(tmp_path, monkeypatch):
     whole = run(["--steps", "8"], tmp_path / "whole", monkeypatch)
     out = tmp_path / "killed"
     command = [sys.executable, str(EXAMPLES / "sharded_training.py"), *SMALL, "--steps", "100000", "--out", str(out)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = out / "losses.jsonl"
     deadline = time.monotonic() + 240
