@@ -86,13 +86,14 @@ def _step(context: Context, place: Place, step: Step):
     first = place.half * HALF
     p = cute.make_rmem_tensor((PART, PARTS), Float32)
     pipes.q.consumer_wait(q)
-    lse = _statistic(context.shared.lse, q.index, place, 0)  # ahead of its use; the second part's would be too many
+    # The first part's statistics are read ahead of their use; the second's would be too many registers.
+    lse = _statistic(context.shared.lse, q.index, place, 0)
     pipes.scores_full.wait(0, phase(step.number))
     tmem_fence("after")
+    loaded = [load_columns(context, tmem.scores + first + part * PART, PART, place.row) for part in range(PARTS)]
+    cute.arch.fence_view_async_tmem_load()
     for part in cutlass.range_constexpr(PARTS):
-        loaded = load_columns(context, tmem.scores + first + part * PART, PART, place.row)
-        cute.arch.fence_view_async_tmem_load()
-        p[None, part].store(cute.make_tensor(loaded.iterator, cute.make_layout(PART)).load())
+        p[None, part].store(cute.make_tensor(loaded[part].iterator, cute.make_layout(PART)).load())
     if cutlass.const_expr(tmem.serial):
         tmem_fence("before")
         cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=2 * BLOCK)
@@ -104,12 +105,15 @@ def _step(context: Context, place: Place, step: Step):
     finish_tmem_stores()
     arrive_warp(pipes.p_full, 0)
 
+    delta = _statistic(context.shared.delta, q.index, place, 0)
     pipes.dp_full.wait(0, phase(step.number))
     tmem_fence("after")
     for part in cutlass.range_constexpr(PARTS):
         dp = load_columns(context, tmem.dp + first + part * PART, PART, place.row)
+        if cutlass.const_expr(part > 0):
+            delta = _statistic(context.shared.delta, q.index, place, part)
         cute.arch.fence_view_async_tmem_load()
-        _score_gradients(p[None, part], dp, _statistic(context.shared.delta, q.index, place, part))
+        _score_gradients(p[None, part], dp, delta)
         ds = cute.make_rmem_tensor((PART,), context.dtype)
         softmax.convert_pairs(dp, ds)
         store_columns(context, ds, tmem.dp + first + part * (PART // 2), place.row)

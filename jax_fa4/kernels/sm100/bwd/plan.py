@@ -52,8 +52,8 @@ class Warps:
 class Registers:
     """Registers per thread (setmaxnreg): the reducing warpgroup, each of two computing ones, the rest."""
 
-    reduce: int = 144
-    compute: int = 136
+    reduce: int = 104
+    compute: int = 152
     other: int = 96
 
     def __post_init__(self) -> None:

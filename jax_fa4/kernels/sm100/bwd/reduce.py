@@ -1,7 +1,7 @@
 """The reduce role: one warpgroup adds dQ of every step to the float32 accumulator in global memory.
 
-A thread takes its row of dQ out of tensor memory, up to 128 columns at once, so that the tensor core may go on, and
-hands it over in chunks of 32 columns through shared memory to asynchronous bulk reductions.
+A thread takes its row of dQ out of tensor memory, 64 columns at once, and hands it over in chunks of 32 columns through
+shared memory to asynchronous bulk reductions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from jax_fa4.kernels.sm100.bwd.context import REDUCE_BARRIER, Context, load_colu
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, DQ_CHUNK, DQ_STAGES
 from jax_fa4.kernels.sm100.context import arrive_warp, tmem_fence
 
-_CHUNKS_IN_REGISTERS = 4
+# More would take registers that the compute role can use better.
+_CHUNKS_IN_REGISTERS = 2
 
 
 @cute.jit
