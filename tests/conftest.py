@@ -16,6 +16,14 @@ if not os.path.exists("/dev/nvidia0"):
 import jax
 import pytest
 
+from jax_fa4 import registry
+
+# Processes that tests start from the clone's folder find the Python sources there, and the library where it is installed.
+try:
+    os.environ["JAX_FA4_LIBRARY"] = str(registry.library_path())
+except FileNotFoundError:
+    pass  # not built: what needs it says so
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked ``gpu``, with a reason, unless JAX sees an NVIDIA GPU."""
