@@ -18,7 +18,7 @@ import pytest
 
 from jax_fa4 import registry
 
-# Processes that tests start from the clone's folder find the Python sources there, and the library where it is installed.
+# Processes that tests start in the clone find its Python sources, and the library where it is installed.
 try:
     os.environ["JAX_FA4_LIBRARY"] = str(registry.library_path())
 except FileNotFoundError:
