@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from jax_fa4 import masks
 from jax_fa4.kernels.common import backward, softmax
 from jax_fa4.kernels.sm90.bwd import schedule
 from jax_fa4.kernels.sm90.bwd.pipes import buffer
@@ -86,8 +87,8 @@ def _step(context: Context, place: Place, step: Step):
     first = place.half * HALF
     p = cute.make_rmem_tensor((PART, PARTS), Float32)
     pipes.q.consumer_wait(q)
-    # The first part's statistics are read ahead of their use; the second's would be too many registers.
-    lse = _statistic(context.shared.lse, q.index, place, 0)
+    ahead = _reads_ahead(context.spec, tmem)
+    lse = _statistic(context.shared.lse, q.index, place, 0) if cutlass.const_expr(ahead) else None
     pipes.scores_full.wait(0, phase(step.number))
     tmem_fence("after")
     loaded = [load_columns(context, tmem.scores + first + part * PART, PART, place.row) for part in range(PARTS)]
@@ -99,9 +100,7 @@ def _step(context: Context, place: Place, step: Step):
         cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=2 * BLOCK)
         tmem_fence("after")
     for part in cutlass.range_constexpr(PARTS):
-        if cutlass.const_expr(part > 0):
-            lse = _statistic(context.shared.lse, q.index, place, part)
-        _probabilities(context, place, step, (part, p[None, part], lse))
+        _probabilities(context, place, step, (part, p[None, part], lse if part == 0 else None))
     finish_tmem_stores()
     arrive_warp(pipes.p_full, 0)
 
@@ -124,6 +123,11 @@ def _step(context: Context, place: Place, step: Step):
     arrive_ring(pipes.q, q.index)
 
 
+def _reads_ahead(spec, tmem) -> bool:
+    """Whether registers suffice to read the first part's LSE before S is there."""
+    return masks.is_interval(spec.mask) and not spec.score_mods and not tmem.serial
+
+
 def _statistic(tensor: cute.Tensor, stage: Int32, place: Place, part: int) -> cute.Tensor:
     """LSE or delta of the part's queries: the same for all lanes."""
     values = cute.make_rmem_tensor((PART,), Float32)
@@ -139,7 +143,7 @@ def _statistic(tensor: cute.Tensor, stage: Int32, place: Place, part: int) -> cu
 def _probabilities(context: Context, place: Place, step: Step, work):
     """P of one part in place, also stored in 16 bits; then dy/dx of the score mods multiplied onto it, for dS.
 
-    `work` is (number of the part, its scores, LSE of its queries).
+    `work` is (number of the part, its scores, LSE of its queries or None to read it here).
     """
     part, values, lse = work
     spec, plan, geometry = context.spec, context.plan, step.steps.geometry
@@ -152,6 +156,8 @@ def _probabilities(context: Context, place: Place, step: Step, work):
     backward.apply_score_mods(spec, fragment, geometry, context.g, slopes)
     if step.steps.masked(step.block):
         backward.apply_mask(spec, fragment, geometry, context.g)
+    if cutlass.const_expr(lse is None):
+        lse = _statistic(context.shared.lse, step.number % plan.q_stages, place, part)
     _exponentials(values, lse, context.kernel.scale_log2)
     rounded = cute.make_rmem_tensor((PART,), context.dtype)
     softmax.convert_pairs(values, rounded)

@@ -181,6 +181,6 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         raise Unsupported(
             f"the sm_100a backward kernel has no room for head dims {spec.head_dim} and {spec.value_head_dim}: {error}"
         ) from error
-    return BackwardPlan(
-        tile_d, tile_e, q_stages=1 if serial else 2, do_stages=1 if serial or tile_d + tile_e > 192 else 2
-    )
+    if serial:  # the mma role has more operands' descriptors to hold
+        return BackwardPlan(tile_d, tile_e, q_stages=1, registers=Registers(compute=144, other=120))
+    return BackwardPlan(tile_d, tile_e, do_stages=1 if tile_d + tile_e > 192 else 2)
