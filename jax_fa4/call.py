@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,11 @@ def unsupported(backend: str, spec: AttentionSpec, operands: Operands, pass_: pl
         return str(error)
     missing = [arch for arch in archs if not compiler.available(spec, arch, pass_)]
     if missing:
-        return f"its {pass_} kernel for {', '.join(missing)} is in no cache and no compiler is installed"
+        reason = f"its {pass_} kernel for {', '.join(missing)} is in no cache and no compiler is installed"
+        if targets.has_gpu():  # `auto` goes on with XLA, many times slower: that should not happen unseen
+            warnings.warn(f"jax_fa4 cannot use its kernels on this GPU: {reason}. Install nvidia-cutlass-dsl, or set "
+                          "JAX_FA4_CACHE_DIR to a cache filled from this version's sources", stacklevel=2)
+        return reason
     return None
 
 

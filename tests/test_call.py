@@ -6,6 +6,7 @@ ones run the whole path, custom call and software GPU included.
 
 import re
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -310,6 +311,18 @@ def test_a_backend_asked_for_by_name_says_why_it_cannot(monkeypatch):
         assert "pip install" in call.unsupported("auto", spec, operands)
     monkeypatch.setattr(targets, "_gpus", lambda: [type("Device", (), {"compute_capability": "8.0"})()])
     assert "sm_80a" in call.unsupported("auto", spec, operands)
+
+
+def test_a_gpu_without_its_kernels_warns(monkeypatch):
+    spec, operands = make_spec(Arguments(*make()))
+    monkeypatch.setattr(call.compiler, "available", lambda *_: False)
+    monkeypatch.setattr(registry, "library_path", lambda: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "in no cache" in call.unsupported("cuda", spec, operands)
+    monkeypatch.setattr(targets, "has_gpu", lambda: True)
+    with pytest.warns(UserWarning, match="cannot use its kernels on this GPU: its forward kernel for .*sm_90a"):
+        call.unsupported("cuda", spec, operands)
 
 
 def test_shifted_functions_keep_their_meaning():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jax_fa4.errors import Unsupported
-from jax_fa4.kernels.sm90.bwd.plan import _check_slopes, pad_head_dim
+from jax_fa4.kernels.sm90.bwd.plan import check_slopes, pad_head_dim
 from jax_fa4.kernels.sm100.plans import REGISTERS, SMEM_BYTES, TMEM_COLUMNS
 from jax_fa4.spec import AttentionSpec
 
@@ -173,7 +173,7 @@ class BackwardPlan:
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims. Raises `Unsupported`."""
-    _check_slopes(spec)
+    check_slopes(spec)
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     try:
         serial = TensorMemory(tile_d, tile_e).serial

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from jax_fa4.kernels.sm90.bwd import schedule, semaphore
-from jax_fa4.kernels.sm90.bwd.store import _address, _reduce_add
+from jax_fa4.kernels.sm90.bwd.store import address, reduce_add
 from jax_fa4.kernels.sm100.bwd.context import REDUCE_BARRIER, Context, load_columns, phase
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, DQ_CHUNK, DQ_STAGES
 from jax_fa4.kernels.sm100.context import arrive_warp, tmem_fence
@@ -35,8 +35,8 @@ def run(context: Context):
             if cutlass.const_expr(spec.deterministic):
                 last = cutlass.select_(block == steps.start, tile.block, last)
                 last = semaphore.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
-                counter, turns = _address(g.dq_counter, tile.batch, head, block), last - tile.block
-            target = _address(g.dq_accumulator, tile.batch, head, block, 0)
+                counter, turns = address(g.dq_counter, tile.batch, head, block), last - tile.block
+            target = address(g.dq_accumulator, tile.batch, head, block, 0)
             _step(context, steps_done + i, target, counter, turns)
             block, head = steps.following(block, head)
         steps_done += count
@@ -75,7 +75,7 @@ def _step(context: Context, number, target, counter, turns):
                 semaphore.wait(counter, turns)
             if cute.arch.lane_idx() == 0:
                 floats = BLOCK * DQ_CHUNK
-                _reduce_add(context.shared.dq[None, None, None, stage].iterator, target + i * floats, 4 * floats)
+                reduce_add(context.shared.dq[None, None, None, stage].iterator, target + i * floats, 4 * floats)
             cute.arch.cp_async_bulk_commit_group()
     if cutlass.const_expr(counter is not None):
         if warp == 0:

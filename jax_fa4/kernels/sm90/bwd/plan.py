@@ -100,7 +100,7 @@ def pad_head_dim(dim: int) -> int:
     return -(-dim // 64) * 64
 
 
-def _check_slopes(spec: AttentionSpec) -> None:
+def check_slopes(spec: AttentionSpec) -> None:
     """Raises `Unsupported` for a score function whose derivative kernels cannot compute."""
     for mod in spec.score_mods:
         if isinstance(mod, ScoreMap):
@@ -111,7 +111,7 @@ def _check_slopes(spec: AttentionSpec) -> None:
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims. Raises `Unsupported`."""
-    _check_slopes(spec)
+    check_slopes(spec)
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     if max(tile_d, tile_e) <= 64:
         return BackwardPlan(128, 128, tile_d, tile_e, ds_stages=2)

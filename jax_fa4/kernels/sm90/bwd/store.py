@@ -12,7 +12,7 @@ from jax_fa4.kernels.sm90.bwd.pipes import Barrier
 WARPGROUP_AND_WARP = 128 + 32
 
 
-def _reduce_add(source: cute.Pointer, target: cute.Pointer, size_bytes: int) -> None:
+def reduce_add(source: cute.Pointer, target: cute.Pointer, size_bytes: int) -> None:
     """Adds float32 in shared memory to global memory, asynchronously, as part of the thread's next bulk group."""
     cute.arch.inline_ptx(
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};",
@@ -32,7 +32,7 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
         steps = schedule.steps(kernel, g, dims, tile)
         block, head, last = steps.start, tile.head * spec.group, tile.block
         for _ in cutlass.range(steps.count(spec.group), unroll=1):
-            target = _address(g.dq_accumulator, tile.batch, head, block, 0)
+            target = address(g.dq_accumulator, tile.batch, head, block, 0)
             for part_of_dq in cutlass.range_constexpr(plan.dq_slices):
                 for part in cutlass.range_constexpr(parts):
                     cute.arch.cp_async_bulk_wait_group(parts - 1 - part, read=True)
@@ -42,22 +42,22 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
                 if cutlass.const_expr(spec.deterministic and part_of_dq == 0):
                     last = cutlass.select_(block == steps.start, tile.block, last)
                     last = semaphore.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
-                    semaphore.wait(_address(g.dq_counter, tile.batch, head, block), last - tile.block)
+                    semaphore.wait(address(g.dq_counter, tile.batch, head, block), last - tile.block)
                 for part in cutlass.range_constexpr(parts):
                     cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
                     if lane == 0:
                         source = shared.dq[None, None, None, part].iterator
                         offset = (part * plan.dq_slices + part_of_dq) * slice_floats
-                        _reduce_add(source, target + offset, 4 * slice_floats)
+                        reduce_add(source, target + offset, 4 * slice_floats)
                     cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(spec.deterministic):
-                semaphore.release(_address(g.dq_counter, tile.batch, head, block))
+                semaphore.release(address(g.dq_counter, tile.batch, head, block))
             block, head = steps.following(block, head)
         number = schedule.receive(pipes, shared, turn)
         turn += 1
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
-def _address(tensor: cute.Tensor, *index) -> cute.Pointer:
+def address(tensor: cute.Tensor, *index) -> cute.Pointer:
     """Where an element of a global tensor lies."""
     return tensor.iterator + cute.crd2idx(index, tensor.layout)
