@@ -121,7 +121,7 @@ def _active(spec: AttentionSpec, operands: Operands, blocks: Blocks) -> jax.Arra
         needed = (start <= j) & (j < end)
     if masks.Segments() in spec.mask.parts:
         (q_low, q_high), (k_low, k_high) = (
-            (reduce(ids.reshape(*ids.shape[:1], count, -1), axis=2) for reduce in (jnp.min, jnp.max))
+            [reduce(ids.reshape(*ids.shape[:1], count, -1), axis=2) for reduce in (jnp.min, jnp.max)]
             for ids, count in ((operands.q_segment_ids, blocks.count_q), (operands.kv_segment_ids, blocks.count_k)))
         meet = ((q_low[:, i] <= k_high[:, j]) & (k_low[:, j] <= q_high[:, i]))[:, None, None]
         needed = meet if needed is None else needed & meet

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_fa4
 from jax_fa4 import accuracy, blockwise, cases
 from jax_fa4.masks import Causal
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
@@ -126,3 +127,19 @@ def test_program_does_not_grow_with_length():
 def test_never_a_dense_array():
     text = compiled(4096, causal=True).as_text()
     assert "4096,4096" not in text
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 19), (19, 17), (24, 24)])
+def test_segments_that_differ_on_both_sides_skip_the_right_blocks(rows, columns, monkeypatch):
+    monkeypatch.setattr(blockwise, "LONGEST_BLOCK", 6)
+    monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 6)
+    random = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(random.standard_normal((2, n, 1, 4)), jnp.float32) for n in (rows, columns, columns))
+    q_ids, kv_ids = (jnp.asarray(np.sort(random.integers(0, 4, (2, n)), axis=1)) for n in (rows, columns))
+    jax.clear_caches()
+    o = jax_fa4.attention(q, k, v, q_segment_ids=q_ids, kv_segment_ids=kv_ids, backend="xla")
+    jax.clear_caches()
+    keep = (q_ids[:, :, None] == kv_ids[:, None, :])[:, None]
+    p = jnp.where(keep, jnp.exp(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2), 0)
+    want = jnp.einsum("bhqk,bkhd->bqhd", p / jnp.maximum(p.sum(-1, keepdims=True), 1e-30), v)
+    np.testing.assert_allclose(o, want, atol=1e-5)
