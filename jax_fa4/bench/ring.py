@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_fa4 import backends, vjp
 from jax_fa4.api import attention
-from jax_fa4.bench.timing import Runnable, seconds_per_call
+from jax_fa4.bench.timing import Runnable, calls_for, seconds_per_call
 from jax_fa4.ring import ring_attention
 from jax_fa4.ring.merge import merge
 from jax_fa4.ring.transfer import send_packed
@@ -126,10 +126,16 @@ def arrays(work: RingWorkload, sharding: Any, seed: int = 0) -> list[jax.Array]:
 
 
 def best_seconds(call: Callable, given: list[jax.Array], rounds: int) -> float:
-    """The median of `rounds` timed calls after a warm-up that compiles."""
+    """Seconds per call: the median of `rounds` rounds of about 0.1 s each, after a warm-up that compiles."""
     work = Runnable(lambda: call(*given), jax.block_until_ready)
-    work.wait(work.call())
-    return float(np.median([seconds_per_call(work, 1) for _ in range(rounds)]))
+    calls = calls_for(work, 0.1)
+    return float(np.median([seconds_per_call(work, calls) for _ in range(rounds)]))
+
+
+def device_bytes(compiled: Any) -> int:
+    """What a compiled program needs on each device: arguments, results and temporaries."""
+    need = compiled.memory_analysis()
+    return need.argument_size_in_bytes + need.output_size_in_bytes + need.temp_size_in_bytes
 
 
 def link_bytes_per_s(mesh: Mesh, megabytes: int, repeats: int = 16) -> float:
@@ -198,10 +204,10 @@ def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
     mesh = mesh_of_all()
     spread = NamedSharding(mesh, P(None, "sp"))
     given = arrays(work, spread)
-    ring_s = best_seconds(jax.jit(over(mesh, work, backend)), given, rounds)
-    stats = mesh.devices.flat[0].memory_stats() or {}
+    ring = jax.jit(over(mesh, work, backend)).lower(*given).compile()
+    ring_s = best_seconds(ring, given, rounds)
     row: dict[str, Any] = {"workload": str(work), "devices": mesh.size, "ring_s": ring_s,
-                           "peak_bytes": stats.get("peak_bytes_in_use")}
+                           "ring_device_bytes": device_bytes(ring)}
     peer = gathered(mesh, work)
     if peer is not None:
         try:
@@ -210,7 +216,9 @@ def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
             row["cudnn_error"] = f"{type(error).__name__}: {str(error)[:120]}"
     del given
     given = arrays(work, SingleDeviceSharding(jax.devices()[0]))
-    row["one_s"] = best_seconds(jax.jit(alone(work, backend)), given, rounds)
+    one = jax.jit(alone(work, backend)).lower(*given).compile()
+    row["one_s"] = best_seconds(one, given, rounds)
+    row["one_device_bytes"] = device_bytes(one)
     row["speed_up"] = row["one_s"] / ring_s
     row["ring_tflops"] = work.flops / ring_s / 1e12
     row["one_tflops"] = work.flops / row["one_s"] / 1e12
