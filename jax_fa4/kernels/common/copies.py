@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
-from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 
 def permuted(tensor: cute.Tensor, *modes: int) -> cute.Tensor:
@@ -34,6 +34,27 @@ def tma_partition(atom: cute.CopyAtom, shared: cute.Tensor, tiles: cute.Tensor):
     """(shared, global) views with one mode per copy: mode 0 of both is the tile, the rest stages and tiles."""
     return cpasync.tma_partition(
         atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+
+
+def rows_layout(dtype, rows: int, columns: int, stages: int | None = None, panel: int = 64) -> cute.ComposedLayout:
+    """(rows, columns[, stages]) with contiguous columns, swizzled: panels of 64 or 32 columns, one after another."""
+    kind = {64: warpgroup.SmemLayoutAtomKind.K_SW128, 32: warpgroup.SmemLayoutAtomKind.K_SW64}[panel]
+    atom = warpgroup.make_smem_layout_atom(kind, dtype)
+    shape = (rows, columns) if stages is None else (rows, columns, stages)
+    return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
+
+
+def address(tensor: cute.Tensor, *index) -> cute.Pointer:
+    """Where an element of a global tensor lies."""
+    return tensor.iterator + cute.crd2idx(index, tensor.layout)
+
+
+def reduce_add(source: cute.Pointer, target: cute.Pointer, size_bytes: int) -> None:
+    """Adds float32 in shared memory to global memory, asynchronously, as part of the thread's next bulk group."""
+    cute.arch.inline_ptx(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};",
+        read_only_args=[target.toint(), source.toint(), Int32(size_bytes)],
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import pipeline
+from cutlass import Int32, pipeline
 
 WARPGROUP_THREADS = 128
 
@@ -38,6 +38,23 @@ def is_full(ring: pipeline.PipelineAsync, state: pipeline.PipelineState) -> cutl
     """Whether the buffer of a consumer's state is full; does not wait."""
     barrier = ring.sync_object_full.get_barrier(state.index)
     return cute.arch.mbarrier_test_wait(barrier, state.phase)
+
+
+def buffer(number: Int32, stages: int) -> pipeline.PipelineState:
+    """Where a consumer stands when it waits for the buffer that is filled as the `number`th."""
+    return pipeline.PipelineState(stages, number, number % stages, (number // stages) & 1)
+
+
+def free_buffer(number: Int32, stages: int) -> pipeline.PipelineState:
+    """Where the producer stands when it fills a buffer as the `number`th."""
+    return pipeline.PipelineState(stages, number, number % stages, ((number // stages) & 1) ^ 1)
+
+
+@cute.jit
+def release(ring, state):
+    """Tells the producer that this warp has no more use for a buffer."""
+    with cute.arch.elect_one():
+        ring.sync_object_empty.arrive(state.index, ring.consumer_mask)
 
 
 def _threads(count: int) -> pipeline.CooperativeGroup:

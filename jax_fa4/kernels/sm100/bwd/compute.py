@@ -14,9 +14,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common import backward, softmax
-from jax_fa4.kernels.sm90.bwd import schedule
-from jax_fa4.kernels.sm90.bwd.pipes import buffer
+from jax_fa4.kernels.common import backward, key_tiles, softmax
+from jax_fa4.kernels.common.pipelines import buffer
 from jax_fa4.kernels.sm100.bwd import epilogue
 from jax_fa4.kernels.sm100.bwd.context import (
     COMPUTE_BARRIER,
@@ -65,7 +64,7 @@ def run(context: Context):
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        steps = schedule.steps(context.kernel, context.g, context.dims, tile)
+        steps = key_tiles.steps(context.kernel, context.g, context.dims, tile)
         count = steps.count(group)
         block, head = steps.start, tile.head * group
         for i in cutlass.range(count, unroll=1):
@@ -75,7 +74,7 @@ def run(context: Context):
         if count > 0:
             tiles_done += 1
         steps_done += count
-        number = schedule.receive(context.pipes, context.shared, turn)
+        number = key_tiles.receive(context.pipes, context.shared, turn)
         turn += 1
 
 

@@ -13,8 +13,9 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.cute.nvgpu.tcgen05 import OperandMajorMode, OperandSource
 from cutlass.pipeline import MbarrierArray, PipelineAsync, PipelineOp, PipelineTmaUmma
 
-from jax_fa4.kernels.sm90.bwd.layouts import rows_layout
-from jax_fa4.kernels.sm90.bwd.pipes import NUMBER_STAGES, STATISTIC_BYTES
+from jax_fa4.kernels.common.copies import rows_layout
+from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
+from jax_fa4.kernels.common.prepare import STATISTIC_BYTES
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, DQ_CHUNK, DQ_STAGES, BackwardPlan
 from jax_fa4.kernels.sm100.context import threads
 

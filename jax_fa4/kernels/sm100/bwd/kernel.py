@@ -3,7 +3,7 @@
 A block owns a tile of 128 keys and loops over the blocks of 128 queries that see it, of all query heads that share the
 KV head. One warp loads (`load`), one issues the products (`mma`), two warpgroups compute P and dS
 (`compute`), one adds dQ to a float32 accumulator in global memory (`reduce`); dK and dV stay in tensor memory. Small
-kernels go before and after (sm90's `prepare`, `finish`). The five products, keys as rows of the scores, and P and dS as
+kernels go before and after (`prepare`, `finish`). The five products, keys as rows of the scores, and P and dS as
 operands from tensor memory are those of FlashAttention-4's backward.
 """
 
@@ -19,11 +19,10 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import TmemAllocator
 
-from jax_fa4.kernels.common import abi, softmax
+from jax_fa4.kernels.common import abi, key_tiles, softmax
 from jax_fa4.kernels.common.entry import DTYPES
-from jax_fa4.kernels.sm90.bwd import schedule
-from jax_fa4.kernels.sm90.bwd.prepare import THREADS as PREPARE_THREADS
-from jax_fa4.kernels.sm90.bwd.prepare import prepare
+from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
+from jax_fa4.kernels.common.prepare import prepare
 from jax_fa4.kernels.sm100.bwd import compute, load, mma, reduce
 from jax_fa4.kernels.sm100.bwd.context import TMEM_BARRIER, Context, Pipes, Products, Shared
 from jax_fa4.kernels.sm100.bwd.finish import THREADS as FINISH_THREADS
@@ -58,7 +57,7 @@ class Backward:
         prepare(copy.copy(g), BLOCK, plan.dq_floats, spec.deterministic).launch(
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )
-        key_schedule = schedule.key_schedule(plan, spec, dims)
+        key_schedule = key_tiles.key_schedule(plan, spec, dims)
         products = Products.make(self.dtype, plan)
         self.main(load.Sources.make(self.dtype, plan, g), products, copy.copy(g), dims, key_schedule).launch(
             grid=(cutlass.min(dims.sm_count, key_schedule.count), 1, 1), block=(plan.warps.threads, 1, 1),

@@ -13,10 +13,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import copies
-from jax_fa4.kernels.sm90.bwd import schedule
-from jax_fa4.kernels.sm90.bwd.layouts import rows_layout
-from jax_fa4.kernels.sm90.bwd.pipes import free_buffer
+from jax_fa4.kernels.common import copies, key_tiles
+from jax_fa4.kernels.common.pipelines import free_buffer
 from jax_fa4.kernels.sm100.bwd.context import Context
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK
 
@@ -43,7 +41,7 @@ class Sources:
     @classmethod
     def make(cls, dtype, plan, g) -> Sources:
         def matrix(tensor, columns):
-            layout = rows_layout(dtype, BLOCK, columns)
+            layout = copies.rows_layout(dtype, BLOCK, columns)
             return Matrix(*copies.tma_load_atom(copies.permuted(tensor, 1, 3, 2, 0), layout, (BLOCK, columns)))
 
         return cls(
@@ -93,7 +91,7 @@ def run(context: Context, sources: Sources):
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        steps = schedule.steps(context.kernel, context.g, context.dims, tile)
+        steps = key_tiles.steps(context.kernel, context.g, context.dims, tile)
         count = steps.count(group)
         block, head = steps.start, tile.head * group
         for step in cutlass.range(count, unroll=1):
@@ -107,5 +105,5 @@ def run(context: Context, sources: Sources):
             tiles_done += 1
         steps_done += count
         # Drawn as late as the loads allow, so that a block in a long tile does not hold back a number.
-        number = schedule.draw(context.pipes, context.shared, context.g.tile_counter, turn)
+        number = key_tiles.draw(context.pipes, context.shared, context.g.tile_counter, turn)
         turn += 1

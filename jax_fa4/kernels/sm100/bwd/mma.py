@@ -22,8 +22,8 @@ import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from jax_fa4.kernels.sm90.bwd import schedule
-from jax_fa4.kernels.sm90.bwd.pipes import buffer
+from jax_fa4.kernels.common import key_tiles
+from jax_fa4.kernels.common.pipelines import buffer
 from jax_fa4.kernels.sm100.bwd.context import HALF, Context, phase, phase_before
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK
 from jax_fa4.kernels.sm100.context import commit, tmem_fence
@@ -100,7 +100,7 @@ def run(context: Context):
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        count = schedule.steps(context.kernel, context.g, context.dims, tile).count(group)
+        count = key_tiles.steps(context.kernel, context.g, context.dims, tile).count(group)
         if count > 0:
             keys = buffer(tiles_done, 1)
             pipes.k.consumer_wait(keys)
@@ -113,7 +113,7 @@ def run(context: Context):
             pipes.v.consumer_release(keys)
             tiles_done += 1
             steps_done += count
-        number = schedule.receive(pipes, context.shared, turn)
+        number = key_tiles.receive(pipes, context.shared, turn)
         turn += 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jax_fa4.errors import Unsupported
-from jax_fa4.kernels.sm90.bwd.plan import check_slopes, pad_head_dim
+from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
 from jax_fa4.kernels.sm100.plans import REGISTERS, SMEM_BYTES, TMEM_COLUMNS
 from jax_fa4.spec import AttentionSpec
 

@@ -10,8 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from jax_fa4.kernels.sm90.bwd import schedule, semaphore
-from jax_fa4.kernels.sm90.bwd.store import address, reduce_add
+from jax_fa4.kernels.common import dq_order, key_tiles
+from jax_fa4.kernels.common.copies import address, reduce_add
 from jax_fa4.kernels.sm100.bwd.context import REDUCE_BARRIER, Context, load_columns, phase
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, DQ_CHUNK, DQ_STAGES
 from jax_fa4.kernels.sm100.context import arrive_warp, tmem_fence
@@ -27,20 +27,20 @@ def run(context: Context):
     number, turn, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        steps = schedule.steps(kernel, g, context.dims, tile)
+        steps = key_tiles.steps(kernel, g, context.dims, tile)
         count = steps.count(spec.group)
         block, head, last = steps.start, tile.head * spec.group, tile.block
         for i in cutlass.range(count, unroll=1):
             counter, turns = None, Int32(0)
             if cutlass.const_expr(spec.deterministic):
                 last = cutlass.select_(block == steps.start, tile.block, last)
-                last = semaphore.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
+                last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
                 counter, turns = address(g.dq_counter, tile.batch, head, block), last - tile.block
             target = address(g.dq_accumulator, tile.batch, head, block, 0)
             _step(context, steps_done + i, target, counter, turns)
             block, head = steps.following(block, head)
         steps_done += count
-        number = schedule.receive(context.pipes, context.shared, turn)
+        number = key_tiles.receive(context.pipes, context.shared, turn)
         turn += 1
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
@@ -72,14 +72,14 @@ def _step(context: Context, number, target, counter, turns):
         cute.arch.barrier(barrier_id=REDUCE_BARRIER, number_of_threads=BLOCK)
         if warp == 0:
             if cutlass.const_expr(counter is not None and i == 0):
-                semaphore.wait(counter, turns)
+                dq_order.wait(counter, turns)
             if cute.arch.lane_idx() == 0:
                 floats = BLOCK * DQ_CHUNK
                 reduce_add(context.shared.dq[None, None, None, stage].iterator, target + i * floats, 4 * floats)
             cute.arch.cp_async_bulk_commit_group()
     if cutlass.const_expr(counter is not None):
         if warp == 0:
-            semaphore.release(counter)
+            dq_order.release(counter)
 
 
 def _load(context: Context, chunks: range, thread) -> list:

@@ -23,11 +23,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from jax_fa4.kernels.common import backward, softmax
-from jax_fa4.kernels.sm90.bwd import epilogue, schedule
+from jax_fa4.kernels.common import backward, key_tiles, softmax
+from jax_fa4.kernels.common.pipelines import buffer, release
+from jax_fa4.kernels.sm90.bwd import epilogue
 from jax_fa4.kernels.sm90.bwd.fragments import Consumer, Statistics, begin, clear, end, scores_fragment
 from jax_fa4.kernels.sm90.bwd.layouts import as_left_operand, multiply
-from jax_fa4.kernels.sm90.bwd.pipes import Barrier, buffer, commit_ds, release
+from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit_ds
 
 
 @cute.jit
@@ -38,7 +39,7 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        steps = schedule.steps(kernel, g, dims, tile)
+        steps = key_tiles.steps(kernel, g, dims, tile)
         count = steps.count(group)
         clear(consumer)
         if count > 0:
@@ -54,7 +55,7 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
             tiles_done += 1
             steps_done += count
         epilogue.run(consumer, tile)
-        number = schedule.receive(pipes, shared, turn)
+        number = key_tiles.receive(pipes, shared, turn)
         turn += 1
 
 

@@ -10,8 +10,8 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 
 from jax_fa4.kernels.common import backward
+from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd.layouts import transposed
-from jax_fa4.kernels.sm90.bwd.pipes import buffer, release
 
 EAGER_GROUPS = 8
 """Groups of 8 queries whose statistics a thread holds at once: 16 registers."""

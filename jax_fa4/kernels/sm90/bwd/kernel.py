@@ -1,6 +1,6 @@
 """Backward attention for Hopper: what is launched, and which warp plays which role.
 
-A block owns a tile of keys and loops over the blocks of queries that see it (`schedule`). One warp loads (`load`), one
+A block owns a tile of keys and loops over the blocks of queries that see it (`key_tiles`). One warp loads (`load`), one
 adds dQ to a float32 accumulator in global memory (`store`), and each consumer warpgroup owns 64 keys
 (`consumer`), whose dK and dV stay in its registers. Two small kernels go before and after (`prepare`, `finish`).
 Recomputing P from LSE and the five products are those of FlashAttention-2 (Dao, 2023); keys as rows of the scores, so
@@ -17,15 +17,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import abi, copies, softmax
+from jax_fa4.kernels.common import abi, copies, key_tiles, softmax
 from jax_fa4.kernels.common.entry import DTYPES
-from jax_fa4.kernels.sm90.bwd import consumer, load, schedule, store, wide
+from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
+from jax_fa4.kernels.common.prepare import prepare
+from jax_fa4.kernels.sm90.bwd import consumer, load, store, wide
 from jax_fa4.kernels.sm90.bwd.finish import finish
-from jax_fa4.kernels.sm90.bwd.layouts import Products, Shared, rows_layout
+from jax_fa4.kernels.sm90.bwd.layouts import Products, Shared
 from jax_fa4.kernels.sm90.bwd.pipes import Pipes
 from jax_fa4.kernels.sm90.bwd.plan import BackwardPlan
-from jax_fa4.kernels.sm90.bwd.prepare import THREADS as PREPARE_THREADS
-from jax_fa4.kernels.sm90.bwd.prepare import prepare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Backward:
         prepare(copy.copy(g), plan.block_q, plan.dq_floats, spec.deterministic).launch(
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )
-        key_schedule = schedule.key_schedule(plan, spec, dims)
+        key_schedule = key_tiles.key_schedule(plan, spec, dims)
         self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
             grid=(self.blocks(dims, key_schedule), 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
         )
@@ -92,7 +92,7 @@ class Backward:
         plan = self.plan
 
         def atom(tensor, rows, columns, panel):
-            layout = rows_layout(self.dtype, rows, columns, panel=panel)
+            layout = copies.rows_layout(self.dtype, rows, columns, panel=panel)
             return copies.tma_load_atom(copies.permuted(tensor, 1, 3, 2, 0), layout, (rows, columns))
 
         return Loads(

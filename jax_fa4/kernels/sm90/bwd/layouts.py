@@ -8,18 +8,11 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers
 
-from jax_fa4.kernels.sm90.bwd.pipes import NUMBER_STAGES
+from jax_fa4.kernels.common.copies import rows_layout
+from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
 from jax_fa4.kernels.sm90.bwd.plan import BackwardPlan
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
-
-
-def rows_layout(dtype, rows: int, columns: int, stages: int | None = None, panel: int = 64) -> cute.ComposedLayout:
-    """(rows, columns[, stages]) with contiguous columns, swizzled: panels of 64 or 32 columns, one after another."""
-    kind = {64: warpgroup.SmemLayoutAtomKind.K_SW128, 32: warpgroup.SmemLayoutAtomKind.K_SW64}[panel]
-    atom = warpgroup.make_smem_layout_atom(kind, dtype)
-    shape = (rows, columns) if stages is None else (rows, columns, stages)
-    return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
 
 
 def transposed(tensor: cute.Tensor) -> cute.Tensor:

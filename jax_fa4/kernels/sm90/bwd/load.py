@@ -10,9 +10,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import copies
-from jax_fa4.kernels.sm90.bwd import schedule
-from jax_fa4.kernels.sm90.bwd.pipes import free_buffer
+from jax_fa4.kernels.common import copies, key_tiles
+from jax_fa4.kernels.common.pipelines import free_buffer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ def _load_rows(source, number: Int32, block: Int32, head: Int32, batch: Int32):
         cute.copy(bulk, statistic, source.shared_statistic[None, state.index], mbar_ptr=barrier)
 
 
-def _load_keys(atom, matrix, shared, ring, tile: schedule.KeyTile, number: Int32) -> None:
+def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int32) -> None:
     """K or V of a key tile, as the `number`th that this block loads."""
     rows, columns = (cute.size(mode) for mode in shared.shape)
     source = cute.local_tile(matrix[None, None, tile.head, tile.batch], (rows, columns), (tile.block, 0))
@@ -66,7 +65,7 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        steps = schedule.steps(kernel, g, dims, tile)
+        steps = key_tiles.steps(kernel, g, dims, tile)
         count = steps.count(group)
         if count > 0:
             block, head = steps.start, tile.head * group
@@ -81,5 +80,5 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
             tiles_done += 1
             steps_done += count
         # Drawn as late as the loads allow, so that a block in a long tile does not hold back a number.
-        number = schedule.draw(pipes, shared, g.tile_counter, turn)
+        number = key_tiles.draw(pipes, shared, g.tile_counter, turn)
         turn += 1

@@ -7,16 +7,12 @@ import enum
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
-from cutlass.pipeline import Agent, CooperativeGroup, PipelineAsync, PipelineState, PipelineTmaAsync
+from cutlass import Int64
+from cutlass.pipeline import Agent, CooperativeGroup, PipelineAsync, PipelineTmaAsync
 
 from jax_fa4.kernels.common import pipelines
-
-STATISTIC_BYTES = 4
-"""Of one row's LSE or delta."""
-
-NUMBER_STAGES = 2
-"""Tile numbers handed out ahead."""
+from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
+from jax_fa4.kernels.common.prepare import STATISTIC_BYTES
 
 
 class Barrier(enum.IntEnum):
@@ -26,16 +22,6 @@ class Barrier(enum.IntEnum):
     DQ_FULL = 4  # per consumer warpgroup: consumer -> store warp
     DQ_EMPTY = 8  # per consumer warpgroup: store warp -> consumer
     TURN = 12  # per consumer warpgroup: to the next one
-
-
-def buffer(number: Int32, stages: int) -> PipelineState:
-    """Where a consumer stands when it waits for the buffer that is filled as the `number`th."""
-    return PipelineState(stages, number, number % stages, (number // stages) & 1)
-
-
-def free_buffer(number: Int32, stages: int) -> PipelineState:
-    """Where the producer stands when it fills a buffer as the `number`th."""
-    return PipelineState(stages, number, number % stages, ((number // stages) & 1) ^ 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +65,6 @@ class Pipes:
             k=ring(1, p.block_k, p.tile_d), v=ring(1, p.block_k, p.tile_e),
             ds=ring(p.ds_stages, writers=warps), numbers=ring(NUMBER_STAGES, writers=1, readers=readers),
         )
-
-
-@cute.jit
-def release(ring, state):
-    """Tells the producer that this warp has no more use for a buffer."""
-    with cute.arch.elect_one():
-        ring.sync_object_empty.arrive(state.index, ring.consumer_mask)
 
 
 @cute.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jax_fa4.scores import ScoreMap
+from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
 from jax_fa4.spec import AttentionSpec
 
 SHARED_BYTES = 227 * 1024
@@ -93,20 +93,6 @@ class BackwardPlan:
         )
         statistics = self.block_q * (self.q_stages + self.do_stages)
         return 2 * elements + 4 * (self.dq_floats // self.dq_slices + statistics) + ALIGNMENT_BYTES
-
-
-def pad_head_dim(dim: int) -> int:
-    """The head dim of a tile: a multiple of 64 elements, the width of a 128-byte swizzle."""
-    return -(-dim // 64) * 64
-
-
-def check_slopes(spec: AttentionSpec) -> None:
-    """Raises `Unsupported` for a score function whose derivative kernels cannot compute."""
-    for mod in spec.score_mods:
-        if isinstance(mod, ScoreMap):
-            from jax_fa4.kernels.common import scalar_check, slope
-
-            scalar_check.check(slope.slope(mod.function))
 
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:

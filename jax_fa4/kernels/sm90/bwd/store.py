@@ -6,18 +6,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from jax_fa4.kernels.sm90.bwd import schedule, semaphore
+from jax_fa4.kernels.common import dq_order, key_tiles
+from jax_fa4.kernels.common.copies import address, reduce_add
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier
 
 WARPGROUP_AND_WARP = 128 + 32
-
-
-def reduce_add(source: cute.Pointer, target: cute.Pointer, size_bytes: int) -> None:
-    """Adds float32 in shared memory to global memory, asynchronously, as part of the thread's next bulk group."""
-    cute.arch.inline_ptx(
-        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};",
-        read_only_args=[target.toint(), source.toint(), Int32(size_bytes)],
-    )
 
 
 @cute.jit
@@ -29,7 +22,7 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
     number, turn = cute.arch.block_idx()[0], Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        steps = schedule.steps(kernel, g, dims, tile)
+        steps = key_tiles.steps(kernel, g, dims, tile)
         block, head, last = steps.start, tile.head * spec.group, tile.block
         for _ in cutlass.range(steps.count(spec.group), unroll=1):
             target = address(g.dq_accumulator, tile.batch, head, block, 0)
@@ -41,8 +34,8 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
                     )
                 if cutlass.const_expr(spec.deterministic and part_of_dq == 0):
                     last = cutlass.select_(block == steps.start, tile.block, last)
-                    last = semaphore.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
-                    semaphore.wait(address(g.dq_counter, tile.batch, head, block), last - tile.block)
+                    last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
+                    dq_order.wait(address(g.dq_counter, tile.batch, head, block), last - tile.block)
                 for part in cutlass.range_constexpr(parts):
                     cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
                     if lane == 0:
@@ -51,13 +44,8 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
                         reduce_add(source, target + offset, 4 * slice_floats)
                     cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(spec.deterministic):
-                semaphore.release(address(g.dq_counter, tile.batch, head, block))
+                dq_order.release(address(g.dq_counter, tile.batch, head, block))
             block, head = steps.following(block, head)
-        number = schedule.receive(pipes, shared, turn)
+        number = key_tiles.receive(pipes, shared, turn)
         turn += 1
     cute.arch.cp_async_bulk_wait_group(0, read=True)
-
-
-def address(tensor: cute.Tensor, *index) -> cute.Pointer:
-    """Where an element of a global tensor lies."""
-    return tensor.iterator + cute.crd2idx(index, tensor.layout)

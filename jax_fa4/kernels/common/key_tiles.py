@@ -10,7 +10,10 @@ from cutlass import Int32, Int64
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common import sequence
-from jax_fa4.kernels.sm90.bwd.pipes import NUMBER_STAGES, buffer, free_buffer, release
+from jax_fa4.kernels.common.pipelines import buffer, free_buffer, release
+
+NUMBER_STAGES = 2
+"""Tile numbers handed out ahead."""
 
 
 @dataclasses.dataclass(frozen=True)
