@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class _Options(ctypes.Structure):
         ("sm_count", ctypes.c_uint32),
         ("regions", ctypes.POINTER(_Region)),
         ("region_count", ctypes.c_uint64),
+        ("trace", ctypes.c_uint32),
     ]
 
 
@@ -82,6 +83,40 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+class Event(NamedTuple):
+    """Something that happened in a traced run. Times are cycles of the clock model in a timed run, else the number of
+    instructions that the cluster had executed.
+
+    `kind` is one of
+
+    - "run": a warp executed `amount` instructions, from PTX line `line` on, without waiting between: [begin, end);
+    - "wait": a warp waited for `what` from `begin` to `end`; `address` and `amount` are the barrier's address (a named
+      barrier's number) and its phase;
+    - "arrive": a warp arrived at the barrier `address` (`what`: "mbarrier" or "named barrier");
+    - an asynchronous operation: "load", "store", "reduce" (bulk copies, `amount` bytes; of a load `address` is the
+      mbarrier that it reports to), "mma" (`what`: its shape, `amount`: its floating-point operations, `address`: of D
+      in tensor memory), "commit" (`address`: the mbarrier), "tensor_load" and "tensor_store" (tensor memory),
+      "tensor_copy", "other". The warp issued it at `begin`; its unit took it up at `started`; by `moved` its first step
+      was made (a store has read its source), by `end` it was complete.
+
+    `address` of a barrier in shared memory has the CTA's rank in bits 24 and up.
+    """
+
+    kind: str
+    what: str
+    cluster: int
+    cta: int
+    warp: int
+    line: int
+    begin: int
+    started: int
+    moved: int
+    end: int
+    address: int
+    amount: int
+    sm: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """What a run did.
@@ -90,7 +125,8 @@ class Report:
     "instructions" (executed by warps), "active_lanes", "tensor_flops", "poll_retries", "units" (instructions by unit),
     "bytes" (by memory space and direction), "mma" (tensor operations by shape), "warps" (the same by warp of the CTA)
     "lines" (pairs of PTX line and number of executions) and "forms" (opcodes with their modifiers, and descriptors of
-    tensor instructions and tensor maps without their addresses, as executed).
+    tensor instructions and tensor maps without their addresses, as executed); in traced runs "trace", a list of `Event`
+    of the kernel's first launch, cluster by cluster.
     """
 
     seed: int
@@ -103,7 +139,11 @@ class Report:
     def from_json(cls, text: str | bytes) -> Report:
         """From what emu_report_json gives."""
         fields = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{k: v for k, v in json.loads(text).items() if k in fields})
+        report = cls(**{k: v for k, v in json.loads(text).items() if k in fields})
+        for kernel in report.kernels:
+            if "trace" in kernel:
+                kernel["trace"] = [Event(*row, sm=row[2] % report.sm_count) for row in kernel["trace"]]
+        return report
 
 
 def _take_error(lib: ctypes.CDLL, error: ctypes.c_void_p) -> str:
@@ -119,7 +159,8 @@ class Settings:
     """How to run: `seed` fixes the interleaving and with it results and counts; `threads` (0: all processors) has no
     influence on them. `strict` reports what hardware forgives. `sm_count` 0 takes that of the architecture's part.
     `check_bounds` stops a kernel that leaves the arrays it was given. With `timing` the warps follow a model of the
-    hardware's clock instead of the seed, and the report estimates cycles ("cluster_cycles", "timing")."""
+    hardware's clock instead of the seed, and the report estimates cycles ("cluster_cycles", "timing"). So many of each
+    kernel's clusters as `trace` says, the first ones, report what happened when ("trace")."""
 
     seed: int = 0
     strict: bool = False
@@ -127,6 +168,7 @@ class Settings:
     sm_count: int = 0
     check_bounds: bool = True
     timing: bool = False
+    trace: int = 0
 
     def _options(self, arrays: Sequence[np.ndarray]) -> _Options:
         arrays = [a for a in arrays if a.nbytes] if self.check_bounds else []
@@ -134,7 +176,7 @@ class Settings:
             *[_Region(a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays]
         )
         return _Options(ctypes.sizeof(_Options), self.seed, self.threads, self.strict, self.timing, self.sm_count,
-                        regions, len(arrays))  # fmt: skip
+                        regions, len(arrays), self.trace)  # fmt: skip
 
 
 class Module:
@@ -247,7 +289,7 @@ _REPORTS_KEPT = 256
 
 @contextlib.contextmanager
 def emulate(
-    seed: int = 0, *, strict: bool = False, threads: int = 0, sm_count: int = 0, timing: bool = False
+    seed: int = 0, *, strict: bool = False, threads: int = 0, sm_count: int = 0, timing: bool = False, trace: int = 0
 ) -> Iterator[Settings]:
     """How attention with ``backend="emulate:<arch>"`` runs inside the ``with`` block, and that it is counted.
 
@@ -259,7 +301,7 @@ def emulate(
     program compiled once may run under many seeds. On leaving, the defaults come back; wait for results before.
     """
     lib = library()
-    settings = Settings(seed=seed, strict=strict, threads=threads, sm_count=sm_count, timing=timing)
+    settings = Settings(seed=seed, strict=strict, threads=threads, sm_count=sm_count, timing=timing, trace=trace)
     lib.jax_fa4_emulation_configure(ctypes.byref(settings._options(())), _REPORTS_KEPT)
     try:
         yield settings

@@ -30,6 +30,7 @@ typedef struct emu_options {
   uint32_t sm_count;      /* streaming multiprocessors; 0: 148 for sm_100, 132 for sm_90 */
   const emu_region* regions; /* global memory; with none, global addresses are not checked */
   uint64_t region_count;
+  uint32_t trace;         /* so many of a kernel's clusters, the first ones, report what happened when */
 } emu_options;
 
 /* A launch without a host part. Zeros in `cluster` stand for 1. */

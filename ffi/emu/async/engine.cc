@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "machine/cluster.h"
 #include "machine/timing.h"
+#include "machine/trace.h"
 
 namespace emu {
 namespace {
@@ -17,21 +18,21 @@ constexpr uint32_t kLongestDelay = 4000;  // instructions of the cluster
 
 }  // namespace
 
-uint64_t Operation::due(Timing& timing) const { return timing.now; }
+Span Operation::due(Timing& timing) const { return {timing.now, timing.now}; }
 
-uint64_t Engine::draw(Cluster& cluster, const Operation& operation, uint64_t now) {
+Span Engine::draw(Cluster& cluster, const Operation& operation, uint64_t now) {
   if (cluster.timing) return operation.due(*cluster.timing);
   // A seed makes some instructions laggards: what they start happens only when nothing else in the cluster can. A missing
   // wait far from its operation would hardly show otherwise, for others give the operation time.
-  if (Random(seed_, static_cast<uint64_t>(operation.line)).below(4) == 0) return kLast;
+  if (Random(seed_, static_cast<uint64_t>(operation.line)).below(4) == 0) return {now, kLast};
   switch (random_.below(8)) {
     case 0:
     case 1:
-    case 2: return now;
+    case 2: return {now, now};
     case 3:
-    case 4: return now + 1 + random_.below(kLongestDelay);
-    case 5: return now + 1 + random_.below(200);
-    default: return kLate;
+    case 4: return {now, now + 1 + random_.below(kLongestDelay)};
+    case 5: return {now, now + 1 + random_.below(200)};
+    default: return {now, kLate};
   }
 }
 
@@ -67,19 +68,21 @@ bool Engine::step(Cluster& cluster, size_t index, uint64_t now) {
     rethrow_at(error, operation->line);
   }
   operation->finished = done;
+  if (cluster.trace && operation->traced != SIZE_MAX) cluster.trace->stepped(*operation, done);
   // The step may have issued more, so look the operation up again.
   const auto found = std::find_if(pending_.begin(), pending_.end(),
                                   [&](const Pending& p) { return p.operation == operation; });
   if (found == pending_.end()) return true;
   if (done) pending_.erase(found);
-  else found->due = draw(cluster, *operation, now);
+  else found->due = draw(cluster, *operation, now).end;
   return done;
 }
 
 void Engine::issue(Cluster& cluster, OperationPtr operation, int queue, uint64_t now) {
   if (queue >= kQueues) throw fail("more than %d queues of asynchronous operations", kQueues);
-  const uint64_t due = draw(cluster, *operation, now);
-  pending_.push_back({std::move(operation), queue, due});
+  const Span span = draw(cluster, *operation, now);
+  if (cluster.trace) cluster.trace->issued(*operation, span);
+  pending_.push_back({std::move(operation), queue, span.end});
   refresh();
   advance(cluster, now);  // what is due at once happens before the next instruction
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/random.h"
@@ -18,6 +19,19 @@ inline constexpr uint64_t kAtOnce = 0;
 inline constexpr uint64_t kLate = UINT64_MAX - 1;
 inline constexpr uint64_t kLast = UINT64_MAX;  // after everything that is merely late
 
+// In a timed run: when a unit takes an operation up, and when the operation's next step is made.
+struct Span {
+  uint64_t begin, end;
+};
+
+// What an operation is, for a trace.
+struct OperationNote {
+  const char* kind = "other";
+  std::string what;      // more of it: the shape of a product
+  uint32_t address = 0;  // the barrier that it reports to; of a product or access, where in tensor memory
+  uint64_t amount = 0;   // bytes, or floating-point operations
+};
+
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
   virtual ~Operation() = default;
@@ -25,9 +39,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual bool step(Cluster&) = 0;
   // False while the step cannot be made yet (a WGMMA that not all warps have issued).
   virtual bool ready() const { return true; }
-  // In a timed run (machine/timing.h): when the next step happens. Asked when the operation is issued and after each step.
-  virtual uint64_t due(Timing& timing) const;
+  // In a timed run (machine/timing.h), about the next step. Asked when the operation is issued and after each step.
+  virtual Span due(Timing& timing) const;
+  virtual OperationNote note() const { return {}; }
   int line = 0;           // PTX
+  size_t traced = SIZE_MAX;  // its event in the trace
   bool finished = false;  // set by the engine after the last step
 };
 using OperationPtr = std::shared_ptr<Operation>;
@@ -56,7 +72,7 @@ class Engine {
     int queue;
     uint64_t due;
   };
-  uint64_t draw(Cluster&, const Operation&, uint64_t now);
+  Span draw(Cluster&, const Operation&, uint64_t now);
   template <class F>
   void heads(F visit) const;
   bool step(Cluster&, size_t index, uint64_t now);  // true when the operation is gone

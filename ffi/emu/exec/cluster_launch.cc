@@ -12,6 +12,7 @@ class TryCancel final : public Operation {
  public:
   uint32_t response = 0, barrier = 0;
   bool multicast = false;
+  OperationNote note() const override { return {"other", "clusterlaunchcontrol", barrier, 0}; }
   bool step(Cluster& cluster) override {
     if (!in_turn_) {
       in_turn_ = true;

@@ -75,6 +75,7 @@ Status execute_bar(Warp& w, const Inst& in, Mask m) {
   barrier.arrived += m == w.live() ? kLanes : static_cast<uint32_t>(std::popcount(m));
   if (barrier.arrived > expected) throw fail("barrier %u: %u threads arrived, %u expected", id, barrier.arrived, expected);
   cta.cluster.event();
+  if (cta.cluster.trace) cta.cluster.trace->arrived(in.line, "named barrier", id);
   if (barrier.arrived == expected) {
     barrier.arrived = 0;
     ++barrier.generation;

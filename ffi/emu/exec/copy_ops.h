@@ -20,9 +20,10 @@ class LoadOperation : public Operation {
  public:
   std::vector<Destination> destinations;
   uint32_t bytes = 0;  // that each destination's barrier counts
-  uint64_t due(Timing& timing) const override {
-    return written_ ? timing.now : timing.copy_done(destinations[0].shared >> 24, bytes);
+  Span due(Timing& timing) const override {
+    return written_ ? Span{timing.now, timing.now} : timing.copy_done(destinations[0].shared >> 24, bytes);
   }
+  OperationNote note() const override { return {"load", {}, destinations[0].barrier, bytes}; }
   bool step(Cluster& cluster) override {
     if (!written_) {
       write(cluster);
@@ -65,9 +66,10 @@ class StoreOperation : public Operation {
  public:
   std::shared_ptr<BulkGroup> group;
   const Cta* source_cta = nullptr;
-  uint64_t due(Timing& timing) const override {
-    return stage_ == kRead ? timing.store_read(source_cta->rank, size()) : timing.now + 500;
+  Span due(Timing& timing) const override {
+    return stage_ == kRead ? timing.store_read(source_cta->rank, size()) : Span{timing.now, timing.now + 500};
   }
+  OperationNote note() const override { return {needs_turn() ? "reduce" : "store", {}, 0, size()}; }
   bool step(Cluster& cluster) override;
 
  protected:
@@ -123,7 +125,8 @@ class LaneCopy final : public Operation {
   SharedView view;
   uint32_t bytes = 0;
   std::vector<Lane> lanes;
-  uint64_t due(Timing& timing) const override { return timing.now + 600; }
+  Span due(Timing& timing) const override { return {timing.now, timing.now + 600}; }
+  OperationNote note() const override { return {"load", "cp.async", 0, bytes * lanes.size()}; }
   bool step(Cluster&) override;
 };
 

@@ -35,6 +35,7 @@ Status execute_act(Warp& w, const Inst& in, Mask m) {
     const int lane = first_lane(rest);
     const uint32_t address = barrier_address(w, f, lane);
     const uint32_t value = f.value == kNoSlot ? 1 : w.words(f.value)[lane];
+    if (cluster.trace && rest == m && (kAct == kArrive || kAct == kArriveExpect)) cluster.trace->arrived(in.line, "mbarrier", address);
     uint64_t state = 0;
     switch (kAct) {
       case kInit: mbarrier::init(cluster, address, value); break;

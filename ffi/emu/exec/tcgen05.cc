@@ -79,6 +79,14 @@ struct AccessInst : Extra {
   std::vector<Slot> slots;
 };
 
+// Timed runs: the warp's path to tensor memory is busy with the access.
+Span occupy(Warp& w, const AccessInst& f, const Operation& operation) {
+  Cluster& cluster = w.cta.cluster;
+  const Span span = cluster.timing->tmem_done(w.cta.rank, w.index, static_cast<uint32_t>(f.slots.size()));
+  if (cluster.trace) cluster.trace->occupied(operation, span);
+  return span;
+}
+
 template <bool kStore>
 Status execute_access(Warp& w, const Inst& in, Mask m) {
   const AccessInst& f = static_cast<const AccessInst&>(*in.extra);
@@ -98,22 +106,21 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
     operation->line = static_cast<int>(in.line);
     w.tensor_stores.push_back(operation);
     cluster.traffic.tensor_memory_written += bytes;
-    if (cluster.timing)
-      clock_of(w).stores_done = cluster.timing->tmem_done(w.cta.rank, w.index, static_cast<uint32_t>(f.slots.size()));
-    cluster.engine.issue(cluster, std::move(operation), -1, cluster.clock());
+    cluster.engine.issue(cluster, operation, -1, cluster.clock());
+    if (cluster.timing) clock_of(w).stores_done = occupy(w, f, *operation).end;
   } else {
     auto operation = std::make_shared<TensorLoad>(access, w, f.slots);
     operation->line = static_cast<int>(in.line);
     w.hold(f.slots, operation, "tcgen05.wait::ld");
     w.tensor_loads.push_back(operation);
+    cluster.traffic.tensor_memory_read += bytes;
+    cluster.engine.issue(cluster, operation, -1, cluster.clock());
     if (cluster.timing) {
       Timing::WarpClock& clock = clock_of(w);
-      clock.loads_done = cluster.timing->tmem_done(w.cta.rank, w.index, static_cast<uint32_t>(f.slots.size()));
+      clock.loads_done = occupy(w, f, *operation).end;
       for (Slot slot : f.slots)
         if (slot != kNoSlot) clock.ready[slot / 128] = clock.loads_done;
     }
-    cluster.traffic.tensor_memory_read += bytes;
-    cluster.engine.issue(cluster, std::move(operation), -1, cluster.clock());
   }
   // A strict run keeps finished loads until their wait.
   if (kStore || !cluster.launch.options.strict)
@@ -147,13 +154,15 @@ void decode_access(Builder& b) {
 }
 
 template <bool kStore>
-Status execute_wait(Warp& w, const Inst&, Mask) {
-  if (w.cta.cluster.timing) {
-    Timing::WarpClock& clock = clock_of(w);
-    clock.time = std::max(clock.time, kStore ? clock.stores_done : clock.loads_done);
-  }
+Status execute_wait(Warp& w, const Inst& in, Mask) {
   Wait wait;
   wait.what = kStore ? "tcgen05.st in flight" : "tcgen05.ld in flight";
+  if (Cluster& cluster = w.cta.cluster; cluster.timing) {
+    Timing::WarpClock& clock = clock_of(w);
+    const uint64_t done = kStore ? clock.stores_done : clock.loads_done;
+    if (cluster.trace && done > clock.time) cluster.trace->waited(in.line, wait.what, 0, 0, done);
+    clock.time = std::max(clock.time, done);
+  }
   wait.done = [](Warp& warp, const Wait&) {
     auto& list = kStore ? warp.tensor_stores : warp.tensor_loads;
     for (const OperationPtr& o : list)

@@ -14,6 +14,7 @@ namespace emu {
 class TensorLoad final : public Operation {
  public:
   TensorLoad(const TmemAccess& access, Warp& warp, const std::vector<Slot>& slots) : access_(access), warp_(warp), slots_(slots) {}
+  OperationNote note() const override { return {"tensor_load", {}, access_.address, slots_.size() * 128}; }
   bool step(Cluster& cluster) override {
     uint32_t unused[kLanes];
     uint32_t* registers[256];
@@ -35,6 +36,7 @@ class TensorStore final : public Operation {
   std::vector<Lanes32> values;
   OperationPtr previous;  // stores of a warp happen in order
   bool ready() const override { return !previous || previous->finished; }
+  OperationNote note() const override { return {"tensor_store", {}, access_.address, values.size() * 128}; }
   bool step(Cluster& cluster) override {
     const uint32_t* registers[256];
     for (size_t i = 0; i < values.size(); ++i) registers[i] = values[i].lane;
@@ -53,11 +55,17 @@ class TensorMma final : public Operation {
  public:
   Tcgen05Mma mma{};
   uint32_t cta = 0;  // that issues it
-  uint64_t due(Timing& timing) const override {
-    // N and M of the instruction descriptor; K is 32 bytes.
-    const uint64_t n = (mma.instruction_descriptor >> 17 & 0x3f) * 8, m = (mma.instruction_descriptor >> 24 & 0x1f) * 16;
-    const uint64_t k = mma.kind == MmaKind::kTf32 ? 8 : mma.kind == MmaKind::kF16 ? 16 : 32;
-    return timing.tensor_done(cta, mma.cta_group, 2 * m * n * k, ((mma.a_in_tensor_memory ? 0 : m) + n) * 32 / mma.cta_group);
+  // M and N of the instruction descriptor; K is 32 bytes.
+  uint64_t m() const { return (mma.instruction_descriptor >> 24 & 0x1f) * 16; }
+  uint64_t n() const { return (mma.instruction_descriptor >> 17 & 0x3f) * 8; }
+  uint64_t k() const { return mma.kind == MmaKind::kTf32 ? 8 : mma.kind == MmaKind::kF16 ? 16 : 32; }
+  Span due(Timing& timing) const override {
+    const uint64_t shared_bytes = ((mma.a_in_tensor_memory ? 0 : m()) + n()) * 32 / mma.cta_group;
+    return timing.tensor_done(cta, mma.cta_group, 2 * m() * n() * k(), shared_bytes);
+  }
+  OperationNote note() const override {
+    const std::string shape = "m" + std::to_string(m()) + "n" + std::to_string(n()) + "k" + std::to_string(k());
+    return {"mma", shape + (mma.a_in_tensor_memory ? ", A in tensor memory" : ""), mma.d, 2 * m() * n() * k()};
   }
   bool step(Cluster& cluster) override {
     const MmaWork work = tcgen05_mma(mma);
@@ -77,6 +85,7 @@ class TensorCopy final : public Operation {
  public:
   Tcgen05Copy copy{};
   std::vector<Cta*> ctas;
+  OperationNote note() const override { return {"tensor_copy", {}, copy.address, 0}; }
   bool step(Cluster& cluster) override {
     for (Cta* cta : ctas) tcgen05_cp(copy, cta->shared, cta->tensor_memory());
     cluster.event();
@@ -88,7 +97,8 @@ class TensorCommit final : public Operation {
  public:
   std::vector<uint32_t> barriers;
   uint32_t cta = 0;
-  uint64_t due(Timing& timing) const override { return timing.tensor_idle(cta); }
+  Span due(Timing& timing) const override { return {timing.now, timing.tensor_idle(cta)}; }
+  OperationNote note() const override { return {"commit", {}, barriers[0], barriers.size()}; }
   bool step(Cluster& cluster) override {
     for (uint32_t address : barriers) mbarrier::arrive(cluster, address, 1);
     return true;

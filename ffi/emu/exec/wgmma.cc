@@ -39,7 +39,10 @@ class WgmmaOperation final : public Operation {
     ++issued_;
   }
   const WgmmaInst& inst() const { return inst_; }
-  uint64_t due(Timing& timing) const override {
+  OperationNote note() const override {
+    return {"mma", inst_.shape.substr(6) + (inst_.form.a_in_registers ? ", A in registers" : ""), 0, 2ull * 64 * inst_.form.n * 16};
+  }
+  Span due(Timing& timing) const override {
     const uint64_t n = inst_.form.n;
     return timing.tensor_done(cta_.rank, 1, 2 * 64 * n * 16, (inst_.form.a_in_registers ? 0 : 64 * 32) + n * 32);
   }

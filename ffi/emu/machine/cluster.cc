@@ -55,9 +55,10 @@ Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
   const Dim3 shape = owner.cluster_shape;
   executed.assign(owner.program.code.size(), 0);
   const Dim3 block = owner.config.block;
-  judge = std::make_unique<ClusterJudge>((block.x * block.y * block.z + kLanes - 1) / kLanes * shape.x * shape.y * shape.z);
-  if (owner.options.timing)
-    timing = std::make_unique<Timing>(rates_of(owner.options.architecture), owner.program, shape.x * shape.y * shape.z);
+  const uint32_t warps_of_cta = (block.x * block.y * block.z + kLanes - 1) / kLanes, cta_count = shape.x * shape.y * shape.z;
+  judge = std::make_unique<ClusterJudge>(warps_of_cta * cta_count);
+  if (owner.options.timing) timing = std::make_unique<Timing>(rates_of(owner.options.architecture), owner.program, cta_count);
+  if (cluster_number < owner.options.trace) trace = std::make_unique<Trace>(timing.get(), cta_count, warps_of_cta);
   for (uint32_t z = 0; z < shape.z; ++z)
     for (uint32_t y = 0; y < shape.y; ++y)
       for (uint32_t x = 0; x < shape.x; ++x) {

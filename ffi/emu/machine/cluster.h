@@ -14,6 +14,7 @@
 #include "loader/runtime.h"
 #include "machine/counters.h"
 #include "machine/timing.h"
+#include "machine/trace.h"
 #include "machine/warp.h"
 #include "tensor/tensor_memory.h"
 
@@ -75,6 +76,7 @@ class Cluster {
   Engine engine;
   uint64_t now = 0;          // instructions executed so far
   std::unique_ptr<Timing> timing;  // in a timed run
+  std::unique_ptr<Trace> trace;    // when this cluster is traced
   uint64_t clock() const { return timing ? timing->now : now; }
   TrafficCounters traffic;
   std::vector<uint64_t> executed;

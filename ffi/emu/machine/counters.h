@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "decode/program.h"
+#include "machine/trace.h"
 
 namespace emu {
 
@@ -42,6 +43,7 @@ struct KernelCounters {
   TrafficCounters traffic;
   std::vector<uint64_t> cluster_cycles;  // timed runs: by cluster
   std::string timing_json;               // and what happened in the first one
+  std::vector<std::pair<uint32_t, std::vector<TraceEvent>>> traces;  // of the first launch: cluster, what happened
 };
 
 }  // namespace emu

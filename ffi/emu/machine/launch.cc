@@ -148,6 +148,7 @@ void Launch::retire(Cluster& cluster) {
     counters.cluster_cycles[cluster.number] = cluster.timing->end();
     if (cluster.number == 0) counters.timing_json = cluster.timing->json();
   }
+  if (cluster.trace) counters.traces.push_back({static_cast<uint32_t>(cluster.number), cluster.trace->take()});
   for (size_t i = 0; i < cluster.executed.size(); ++i) counters.executed[i] += cluster.executed[i];
   mbarrier::check_finished(cluster);
   for (auto& cta : cluster.ctas) {

@@ -20,6 +20,7 @@ struct MachineOptions {
   uint32_t threads = 1;
   bool strict = false;
   bool timing = false;     // follow a model of the hardware's clock instead of the seed
+  uint32_t trace = 0;      // clusters that are traced, the first ones
   uint32_t sm_count = 148;
   int architecture = 100;  // compute capability times ten
   std::vector<GlobalRegion> regions;

@@ -71,6 +71,14 @@ std::vector<std::string> forms_of(const KernelCounters& k, const Program& progra
   return {forms.begin(), forms.end()};
 }
 
+std::string event_json(const TraceEvent& e, uint32_t cluster) {
+  std::string row = "[" + quoted(e.kind) + "," + quoted(e.what);
+  for (const uint64_t value : {uint64_t{cluster}, uint64_t{e.cta}, uint64_t{e.warp}, uint64_t{e.line}, e.begin, e.started, e.moved,
+                               e.end, uint64_t{e.address}, e.amount})
+    row += "," + std::to_string(value);
+  return row + "]";
+}
+
 std::string kernel_json(const KernelCounters& k, const Program& program) {
   uint64_t units[static_cast<size_t>(Unit::kCount)] = {}, instructions = 0, lanes = 0;
   for (const WarpCounters& warp : k.warps) {
@@ -111,6 +119,12 @@ std::string kernel_json(const KernelCounters& k, const Program& program) {
   if (!k.cluster_cycles.empty()) {
     w.raw("cluster_cycles", list(k.cluster_cycles, [](uint64_t c) { return std::to_string(c); }));
     w.raw("timing", k.timing_json);
+  }
+  if (!k.traces.empty()) {
+    std::vector<std::string> rows;
+    for (const auto& [cluster, events] : k.traces)
+      for (const TraceEvent& event : events) rows.push_back(event_json(event, cluster));
+    w.raw("trace", list(rows, [](const std::string& row) { return row; }));
   }
   std::string lines = "[";
   for (size_t i = 0; i < k.executed.size(); ++i)

@@ -96,26 +96,27 @@ void Timing::wake(uint32_t cta, uint32_t warp_index, uint32_t line, const char* 
   w.time = at;
 }
 
-uint64_t Timing::copy_done(uint32_t cta, uint64_t bytes) {
-  const uint64_t cycles = bytes / rates_.copy_bytes;
-  return occupy(sm_[cta].copy, now, cycles, "copy") + cycles + rates_.copy_latency;
+Span Timing::copy_done(uint32_t cta, uint64_t bytes) {
+  const uint64_t cycles = bytes / rates_.copy_bytes, begin = occupy(sm_[cta].copy, now, cycles, "copy");
+  return {begin, begin + cycles + rates_.copy_latency};
 }
 
-uint64_t Timing::store_read(uint32_t cta, uint64_t bytes) {
-  const uint64_t cycles = bytes / rates_.shared_bytes;
-  return occupy(sm_[cta].shared, now, cycles, "shared_memory") + cycles + rates_.copy_latency / 4;
+Span Timing::store_read(uint32_t cta, uint64_t bytes) {
+  const uint64_t cycles = bytes / rates_.shared_bytes, begin = occupy(sm_[cta].shared, now, cycles, "shared_memory");
+  return {begin, begin + cycles + rates_.copy_latency / 4};
 }
 
-uint64_t Timing::tensor_done(uint32_t cta, uint32_t ctas, uint64_t flops, uint64_t shared_bytes) {
+Span Timing::tensor_done(uint32_t cta, uint32_t ctas, uint64_t flops, uint64_t shared_bytes) {
   const uint64_t cycles = std::max(flops / ctas / rates_.tensor_flops, shared_bytes / rates_.shared_bytes);
   uint64_t begin = now;
   for (uint32_t i = 0; i < ctas; ++i) begin = std::max(begin, sm_[cta + i].tensor);
   for (uint32_t i = 0; i < ctas; ++i) occupy(sm_[cta + i].tensor, begin, cycles, "tensor");
-  return begin + cycles + rates_.tensor_latency;
+  return {begin, begin + cycles + rates_.tensor_latency};
 }
 
-uint64_t Timing::tmem_done(uint32_t cta, uint32_t warp_index, uint32_t columns) {
-  return occupy(sm_[cta].quarter[warp_index % 4].tmem, now, columns, "tensor_memory") + columns + rates_.tmem_latency;
+Span Timing::tmem_done(uint32_t cta, uint32_t warp_index, uint32_t columns) {
+  const uint64_t begin = occupy(sm_[cta].quarter[warp_index % 4].tmem, now, columns, "tensor_memory");
+  return {begin, begin + columns + rates_.tmem_latency};
 }
 
 uint64_t Timing::end() const {

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "async/engine.h"
 #include "decode/program.h"
 
 namespace emu {
@@ -45,13 +46,13 @@ class Timing {
   // A warp that slept may go on since `now`.
   void wake(uint32_t cta, uint32_t warp_index, uint32_t line, const char* why);
 
-  // When operations that are issued now complete.
-  uint64_t copy_done(uint32_t cta, uint64_t bytes);                    // global to shared memory
-  uint64_t store_read(uint32_t cta, uint64_t bytes);                   // shared memory read by a bulk store
+  // When operations that are issued now are taken up, and when they complete.
+  Span copy_done(uint32_t cta, uint64_t bytes);                    // global to shared memory
+  Span store_read(uint32_t cta, uint64_t bytes);                   // shared memory read by a bulk store
   // `shared_bytes`: operands that the tensor core reads from the shared memory of each CTA.
-  uint64_t tensor_done(uint32_t cta, uint32_t ctas, uint64_t flops, uint64_t shared_bytes);
+  Span tensor_done(uint32_t cta, uint32_t ctas, uint64_t flops, uint64_t shared_bytes);
   uint64_t tensor_idle(uint32_t cta) const { return sm_[cta].tensor + rates_.tensor_latency; }
-  uint64_t tmem_done(uint32_t cta, uint32_t warp_index, uint32_t columns);
+  Span tmem_done(uint32_t cta, uint32_t warp_index, uint32_t columns);
 
   uint64_t end() const;        // the last warp's clock
   std::string json() const;

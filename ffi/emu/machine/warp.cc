@@ -99,6 +99,8 @@ void Warp::fill_specials(uint32_t threads) {
     }
 }
 
+uint32_t Warp::number() const { return cta.rank * static_cast<uint32_t>(cta.warps.size()) + index; }
+
 int Warp::line_of(const Fragment& f) const {
   const uint32_t last = static_cast<uint32_t>(program_.code.size() - 1);
   const uint32_t pc = f.retry || f.pc == 0 || !f.wait.done ? f.pc : f.pc - 1;
@@ -108,7 +110,13 @@ int Warp::line_of(const Fragment& f) const {
 bool Warp::awake(Fragment& f) {
   if (!f.wait.done) return true;
   if (!f.granted && !f.gave_up && !f.wait.done(*this, f.wait)) return false;
-  if (Timing* timing = cta.cluster.timing.get()) timing->wake(cta.rank, index, static_cast<uint32_t>(line_of(f)), f.wait.what);
+  const uint32_t line = static_cast<uint32_t>(line_of(f));
+  Timing* const timing = cta.cluster.timing.get();
+  if (timing) timing->wake(cta.rank, index, line, f.wait.what);
+  if (Trace* trace = cta.cluster.trace.get()) {
+    trace->set_running(number());
+    trace->waited(line, f.wait.what, f.wait.a, f.wait.b, timing ? timing->warp(cta.rank, index).time : 0);
+  }
   f.wait = Wait();
   f.retry = false;
   return true;
@@ -127,13 +135,11 @@ bool Warp::runnable() {
 }
 
 uint64_t Warp::run(uint64_t budget) {
-  cta.cluster.judge->set_running(cta.rank * static_cast<uint32_t>(cta.warps.size()) + index);
   current_ = pick();
   return current_ < 0 ? 0 : loop(budget);
 }
 
 bool Warp::run_one(int fragment) {
-  cta.cluster.judge->set_running(cta.rank * static_cast<uint32_t>(cta.warps.size()) + index);
   current_ = fragment;
   fragments_[fragment].granted = true;
   fragments_[fragment].wait = Wait();
@@ -143,7 +149,12 @@ bool Warp::run_one(int fragment) {
 
 uint64_t Warp::loop(uint64_t budget) {
   const Inst* const code = program_.code.data();
-  uint64_t* const executed = cta.cluster.executed.data();
+  Cluster& cluster = cta.cluster;
+  uint64_t* const executed = cluster.executed.data();
+  Timing::WarpClock* const clock = cluster.timing ? &cluster.timing->warp(cta.rank, index) : nullptr;
+  Trace* const trace = cluster.trace.get();
+  cluster.judge->set_running(number());
+  if (trace) trace->set_running(number());
   uint64_t done = 0;
   while (done < budget) {
     Fragment& f = fragments_[current_];
@@ -168,16 +179,18 @@ uint64_t Warp::loop(uint64_t budget) {
         ++executed[now.pc];
         ++counters.instructions;
         ++now.pc;
+        if (trace) trace->executed(in.line, clock ? clock->time : 0);
         continue;
       }
       const uint32_t pc = now.pc;
-      if (cta.cluster.timing) cta.cluster.timing->issue(cta.rank, index, in, static_cast<uint32_t>(std::popcount(m)));
+      if (clock) cluster.timing->issue(cta.rank, index, in, static_cast<uint32_t>(std::popcount(m)));
       const Status status = in.execute(*this, in, m);
       if (status == Status::kBlocked) {
         current().retry = true;
         --done;
         break;
       }
+      if (trace) trace->executed(in.line, clock ? clock->time : 0);
       ++executed[pc];
       ++counters.instructions;
       ++counters.units[static_cast<size_t>(in.unit)];

@@ -134,6 +134,7 @@ class Warp {
 
   Cta& cta;
   const uint32_t index;            // in its CTA
+  uint32_t number() const;         // in its cluster
   WarpCounters counters;
   BulkGroups bulk[kLanes];
   OperationGroups wgmma_groups;
