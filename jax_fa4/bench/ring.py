@@ -15,10 +15,10 @@ from jax.sharding import PartitionSpec as P
 
 from jax_fa4 import backends, vjp
 from jax_fa4.api import attention
-from jax_fa4.bench.timing import Runnable, calls_for, seconds_per_call
+from jax_fa4.bench.overlap import profiled
+from jax_fa4.bench.timing import Runnable, calls_for, seconds_per_call, time_interleaved
 from jax_fa4.ring import ring_attention
 from jax_fa4.ring.merge import merge
-from jax_fa4.ring.transfer import send_packed
 from jax_fa4.spec import Arguments, make_spec
 
 HEAD_DIM = 128
@@ -152,23 +152,6 @@ def link_bytes_per_s(mesh: Mesh, megabytes: int, repeats: int = 16) -> float:
     return repeats * (megabytes << 20) / best_seconds(call, [x], 5)
 
 
-def transfer_seconds(mesh: Mesh, work: RingWorkload) -> float:
-    """How long the ring's transfers of a forward pass take with nothing beside them."""
-    count = mesh.size
-    pairs = tuple((i, (i + 1) % count) for i in range(count))
-
-    def body(k: jax.Array, v: jax.Array) -> Any:
-        block = (k, v)
-        for _ in range(count - 1):
-            block = send_packed(block, "sp", pairs)
-        return block
-
-    rows = P(None, "sp")
-    call = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(rows, rows), out_specs=(rows, rows)))
-    _, k, v, _ = arrays(work, NamedSharding(mesh, rows))
-    return best_seconds(call, [k, v], 5)
-
-
 def inner_step(tokens: int, backend: str, rounds: int) -> dict[str, Any]:
     """What a ring step costs over plain attention of the same work, on one device: float32 results, merge, sums."""
     work = RingWorkload(tokens, 16, 16, "full", "both")
@@ -200,32 +183,43 @@ def inner_step(tokens: int, backend: str, rounds: int) -> dict[str, Any]:
 
 
 def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
-    """One row: seconds on all devices, on one, of cuDNN with gathered keys; rates, speed-up, peak memory."""
+    """One row: seconds on all devices, on one, on one while the others do the same, of cuDNN with gathered keys.
+
+    All four are timed in turn. Devices of one host may share a power budget: `one_of_busy_s` tells what each of them
+    does while all work, and `speed_up_of_busy` is the ring's gain over that.
+    """
     mesh = mesh_of_all()
     spread = NamedSharding(mesh, P(None, "sp"))
     given = arrays(work, spread)
     ring = jax.jit(over(mesh, work, backend)).lower(*given).compile()
-    ring_s = best_seconds(ring, given, rounds)
-    row: dict[str, Any] = {"workload": str(work), "devices": mesh.size, "ring_s": ring_s,
-                           "ring_device_bytes": device_bytes(ring)}
+    local = [arrays(work, SingleDeviceSharding(device)) for device in mesh.devices.flat]
+    single = [jax.jit(alone(work, backend)).lower(*x).compile() for x in local]
+    calls: dict[str, Callable[[], Any]] = {
+        "ring_s": lambda: ring(*given),
+        "one_s": lambda: single[0](*local[0]),
+        "one_of_busy_s": lambda: [one(*x) for one, x in zip(single, local, strict=True)],
+    }
+    row: dict[str, Any] = {"workload": str(work), "devices": mesh.size,
+                           "ring_device_bytes": device_bytes(ring), "one_device_bytes": device_bytes(single[0])}
     peer = gathered(mesh, work)
     if peer is not None:
         try:
-            row["cudnn_gathered_s"] = best_seconds(jax.jit(peer), given, rounds)
+            gather = jax.jit(peer).lower(*given).compile()
+            jax.block_until_ready(gather(*given))
+            calls["cudnn_gathered_s"] = lambda: gather(*given)
         except Exception as error:  # a peer's failure is a row without its figure, not the end of the run
             row["cudnn_error"] = f"{type(error).__name__}: {str(error)[:120]}"
-    del given
-    given = arrays(work, SingleDeviceSharding(jax.devices()[0]))
-    one = jax.jit(alone(work, backend)).lower(*given).compile()
-    row["one_s"] = best_seconds(one, given, rounds)
-    row["one_device_bytes"] = device_bytes(one)
-    row["speed_up"] = row["one_s"] / ring_s
-    row["ring_tflops"] = work.flops / ring_s / 1e12
+    works = {name: Runnable(call, jax.block_until_ready) for name, call in calls.items()}
+    for name, timing in time_interleaved(works, rounds, target_s=0.3):
+        if timing is not None:
+            row[name] = timing.median_s
+    row["speed_up"] = row["one_s"] / row["ring_s"]
+    row["speed_up_of_busy"] = row["one_of_busy_s"] / row["ring_s"]
+    row["ring_tflops"] = work.flops / row["ring_s"] / 1e12
     row["one_tflops"] = work.flops / row["one_s"] / 1e12
-    if work.direction == "forward" and work.kind != "window":
-        row["transfer_s"] = transfer_seconds(mesh, work)
-        exposed = max(ring_s - row["one_s"] / mesh.size, 0.0)
-        row["hidden_at_least"] = max(0.0, 1 - exposed / row["transfer_s"])
+    if jax.default_backend() == "gpu":
+        seen = profiled(calls["ring_s"])
+        row |= dataclasses.asdict(seen) | {"transfer_hidden": seen.hidden}
     return row
 
 
