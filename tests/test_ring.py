@@ -113,6 +113,7 @@ FAST = [
     ("causal", "contiguous", 4), ("causal sinks softcap", "zigzag", 4), ("causal", "striped", 3), ("full", "zigzag", 2),
     ("two-sided window", "contiguous", 8), ("left window", "zigzag", 2), ("segments", "zigzag", 3),
     ("causal", "zigzag", 1), ("lengths", "striped", 4), ("key lengths", "zigzag", 2), ("functions", "contiguous", 3),
+    ("two-sided window", "contiguous", 3),
 ]  # fmt: skip
 
 

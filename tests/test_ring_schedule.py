@@ -5,7 +5,7 @@ import pytest
 
 from jax_fa4.layout import LAYOUTS
 from jax_fa4.masks import Causal, Full, Window, canonical
-from jax_fa4.ring.schedule import make_levels, needed_blocks
+from jax_fa4.ring.schedule import cut_blocks, make_levels, needed_blocks
 from jax_fa4.spec import AttentionSpec
 
 MASKS = {
@@ -77,6 +77,39 @@ def test_window_sends_to_neighbours_only():
     (level,) = make_levels({"sp": 8}, needed_blocks(spec, LAYOUTS["contiguous"], 8, 16, 16))
     (chain,) = level.chains
     assert [hop.pairs for hop in chain.hops] == [tuple((i, i + 1) for i in range(7))]
+
+
+@pytest.mark.parametrize(
+    "mask, keys, rows",
+    [
+        (Causal() & Window(5, None), [range(11, 16)], [range(5)]),
+        (Window(5, 3), [range(11, 16), range(3)], [range(5), range(13, 16)]),
+        (Causal() & Window(40, None), [None], [None]),  # blocks travel on: the next device needs more of them
+        (Causal() & Window(16, None), [None], [None]),  # one hop, and all of the block is needed
+    ],
+)
+def test_a_block_is_cut_down_to_what_a_window_reaches(mask, keys, rows):
+    spec = AttentionSpec("float32", 8, 8, mask=canonical(mask))
+    levels = make_levels({"sp": 8}, needed_blocks(spec, LAYOUTS["contiguous"], 8, 16, 16))
+    (level,) = cut_blocks(levels, spec, LAYOUTS["contiguous"], 16, 16)
+    cuts = [chain.cut for chain in level.chains]
+    assert [cut and cut.keys for cut in cuts] == keys
+    assert [cut and cut.rows for cut in cuts] == rows
+
+
+def test_a_cut_keeps_every_pair_that_the_mask_allows():
+    """By enumeration, with more keys than queries."""
+    devices, q_rows, kv_rows, left, right = 4, 9, 10, 3, 2
+    spec = AttentionSpec("float32", 8, 8, mask=canonical(Window(left, right)))
+    needed = needed_blocks(spec, LAYOUTS["contiguous"], devices, q_rows, kv_rows)
+    (level,) = cut_blocks(make_levels({"sp": devices}, needed), spec, LAYOUTS["contiguous"], q_rows, kv_rows)
+    cuts = {chain.hops[0].shift: chain.cut for chain in level.chains if len(chain.hops) == 1}
+    assert any(cuts.values())
+    for row in range(devices * q_rows):
+        position = row + devices * (kv_rows - q_rows)
+        for key in range(max(position - left, 0), min(position + right + 1, devices * kv_rows)):
+            cut = cuts.get((row // q_rows - key // kv_rows) % devices)
+            assert cut is None or (row % q_rows in cut.rows and key % kv_rows in cut.keys)
 
 
 def test_causal_contiguous_never_wraps():

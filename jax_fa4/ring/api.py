@@ -20,7 +20,7 @@ from .exchange import heads_for_rows, rows_for_heads
 from .indices import with_global_indices
 from .local import Ring
 from .placement import Axes, Placement, SequenceAxes, axis_names, bound_axes, check_heads, check_sequence
-from .schedule import make_levels, needed_blocks
+from .schedule import cut_blocks, make_levels, needed_blocks
 
 
 def ring_attention(
@@ -211,7 +211,8 @@ class _Call:
             spec, local = with_global_indices(spec, local, batch_offset, head_offset)
         spec = dataclasses.replace(spec, group=local.q.shape[2] // local.k.shape[2])
         needed = needed_blocks(spec, self.layout, axes.ring_size, local.q.shape[1], local.k.shape[1])
-        ring = Ring(make_levels(axes.ring, needed), self.layout)
+        levels = make_levels(axes.ring, needed)
+        ring = Ring(cut_blocks(levels, spec, self.layout, local.q.shape[1], local.k.shape[1]), self.layout)
         return heads_for_rows(*attend(ring, spec, local, self.backend), axes)
 
 

@@ -16,7 +16,7 @@ from ..operands import Operands
 from ..scores import ScoreMap
 from ..spec import AttentionSpec
 from .merge import merge
-from .schedule import Level
+from .schedule import Cut, Level
 from .sweep import Visit
 
 
@@ -48,8 +48,18 @@ class Ring:
         return owner
 
     def affine(self, device: Any, chunk: Any, rows: int) -> tuple[Any, Any]:
-        """(offset, stride) of the first chunk (None) or a given one of a device that holds `rows` rows."""
+        """(offset, stride) of the first chunk (None), a given one, or a range of rows of a device that holds `rows`."""
+        if isinstance(chunk, range):
+            offset, stride = self.layout.affine(device, 0, self.size, rows)
+            return offset + chunk.start * stride, stride
         return self.layout.affine(device, 0 if chunk is None else chunk, self.size, rows)
+
+    def cut(self, shifts: tuple[Any, ...]) -> Cut | None:
+        """What the blocks that arrive after these shifts are cut down to."""
+        if len(self.levels) != 1 or not isinstance(shifts[0], int):
+            return None
+        cuts = [chain.cut for chain in self.levels[0].chains if chain.hops[0].shift == shifts[0]]
+        return cuts[0] if cuts else None
 
 
 class Block(NamedTuple):
@@ -61,7 +71,7 @@ class Block(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A call of the backend: a chunk of query rows against a chunk of keys (None: all of them).
+    """A call of the backend: a chunk (or a range) of query rows against a chunk of keys (None: all of them).
 
     `mask` is what it must apply; with `positions` it needs to know where its rows and keys sit.
     """
@@ -135,7 +145,7 @@ class Call(NamedTuple):
 
     def forward(self, block: Block, state: Any, shifts: tuple[Any, ...]) -> tuple:
         """A visit (see `sweep`) whose state is (o float32, lse), None before the first; leaves nothing."""
-        for part in self._parts(block, shifts):
+        for part in self._parts(shifts):
             new = self.backend.forward(*self._part_call(part, block, shifts))
             if part.q_chunk is None:
                 state = new if state is None else merge(state, new)
@@ -155,7 +165,7 @@ class Call(NamedTuple):
 
         def visit(block: Block, state: Any, shifts: tuple[Any, ...]) -> tuple:
             left: tuple[jax.Array, jax.Array] | None = None
-            for part in self._parts(block, shifts):
+            for part in self._parts(shifts):
                 rows = (self._rows(x, part.q_chunk, axis) for x, axis in ((lse, 2), (delta, 2), (do, 1)))
                 new = self.backend.backward(*self._part_call(part, block, shifts), *rows)
                 dq, dscores = (None, None) if state is None else state
@@ -167,8 +177,11 @@ class Call(NamedTuple):
 
         return visit
 
-    def _parts(self, block: Block, shifts: tuple[Any, ...]) -> list[Part]:
-        equal = self.operands.q.shape[1] == block.k.shape[1]
+    def _parts(self, shifts: tuple[Any, ...]) -> list[Part]:
+        cut = self.ring.cut(shifts)
+        if cut is not None:
+            return [Part(cut.rows, None, self.spec.mask, positions=True)]
+        equal = self.operands.q.shape[1] == self.operands.k.shape[1]
         own = all(isinstance(shift, int) and shift == 0 for shift in shifts)
         return parts(self.ring, self.spec, equal, own, self.ring.owner(shifts))
 
@@ -177,9 +190,9 @@ class Call(NamedTuple):
         o = self.operands
         q, q_ids = (self._rows(x, part.q_chunk) for x in (o.q, o.q_segment_ids))
         k, v, kv_ids = (self._rows(x, part.kv_chunk) for x in block)
-        owner = self.ring.owner(shifts)
+        cut = self.ring.cut(shifts)
         q_affine = self.ring.affine(self.ring.index(), part.q_chunk, o.q.shape[1])
-        kv_affine = self.ring.affine(owner, part.kv_chunk, block.k.shape[1])
+        kv_affine = self.ring.affine(self.ring.owner(shifts), cut.keys if cut else part.kv_chunk, o.k.shape[1])
         spec = part_spec(self.spec, part)
         lengths = any(isinstance(p, Lengths) for p in part.mask.parts)
         return spec, dataclasses.replace(
@@ -210,11 +223,14 @@ class Call(NamedTuple):
         """A chunk of rows, all of them for None."""
         if x is None or chunk is None:
             return x
+        if isinstance(chunk, range):
+            return lax.slice_in_dim(x, chunk.start, chunk.stop, axis=axis)
         run = x.shape[axis] // self.ring.layout.chunks
         return lax.dynamic_slice_in_dim(x, chunk * run, run, axis)
 
     def _put(self, x: jax.Array, update: jax.Array, chunk: Any, axis: int = 1) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(x, update, chunk * update.shape[axis], axis)
+        start = chunk.start if isinstance(chunk, range) else chunk * update.shape[axis]
+        return lax.dynamic_update_slice_in_dim(x, update, start, axis)
 
     def _nothing(self, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """Attention of all this device's rows over no keys, given that of one chunk."""

@@ -32,11 +32,29 @@ class Hop:
 
 
 @dataclasses.dataclass(frozen=True)
+class Cut:
+    """What a block and its work are cut down to when a window reaches into a part of the block alone.
+
+    Attributes:
+      keys: the rows of the block that travel.
+      rows: the query rows that see any of them.
+    """
+
+    keys: range
+    rows: range
+
+
+@dataclasses.dataclass(frozen=True)
 class Chain:
-    """Hops that one copy of the KV blocks makes; `final` takes the gradients of the last blocks home."""
+    """Hops that one copy of the KV blocks makes; `final` takes the gradients of the last blocks home.
+
+    Attributes:
+      cut: of the blocks before they set out, in a chain of one hop; None if they travel whole.
+    """
 
     hops: tuple[Hop, ...]
     final: Pairs
+    cut: Cut | None = None
 
     @property
     def uniform(self) -> bool:
@@ -66,8 +84,8 @@ def needed_blocks(spec: AttentionSpec, layout: Layout, devices: int, q_rows: int
       bool [n, n]: entry (i, j) tells whether device i needs the block of device j.
     """
     needed = np.ones((devices, devices), bool)
-    if spec.positions or any(isinstance(part, Lengths) for part in spec.mask.parts):
-        return needed  # what aligns rows with keys is known at run time only
+    if not _aligned_statically(spec):
+        return needed
     left, right = _static_reach(spec.mask)
     align = devices * (kv_rows - q_rows)
     for device in range(devices):
@@ -78,6 +96,11 @@ def needed_blocks(spec: AttentionSpec, layout: Layout, devices: int, q_rows: int
                 k_low <= q_high + right and k_high >= q_low - left for q_low, q_high in rows for k_low, k_high in keys
             )
     return needed
+
+
+def _aligned_statically(spec: AttentionSpec) -> bool:
+    """Whether the position of each row and key is known before run time."""
+    return not spec.positions and not any(isinstance(part, Lengths) for part in spec.mask.parts)
 
 
 def _static_reach(mask: Mask) -> tuple[float, float]:
@@ -118,6 +141,39 @@ def make_levels(axes: dict[str, int], needed: np.ndarray) -> tuple[Level, ...]:
         others = tuple(d for d in range(2 * len(sizes)) if d % len(sizes) != index)
         levels.append(Level(axis, size, _chains(np.asarray(grid.any(axis=others)))))
     return tuple(levels)
+
+
+def cut_blocks(
+    levels: tuple[Level, ...], spec: AttentionSpec, layout: Layout, q_rows: int, kv_rows: int
+) -> tuple[Level, ...]:
+    """The levels of one ring in contiguous layout with `Chain.cut` where a window makes it worth it; others as given.
+
+    Args:
+      levels: see `make_levels`.
+      spec, layout, q_rows, kv_rows: see `needed_blocks`.
+    """
+    if len(levels) != 1 or layout.name != "contiguous" or not _aligned_statically(spec):
+        return levels
+    (level,) = levels
+    chains = tuple(
+        dataclasses.replace(chain, cut=_cut(chain.hops[0], level.size, _static_reach(spec.mask), q_rows, kv_rows))
+        if len(chain.hops) == 1 else chain
+        for chain in level.chains
+    )  # fmt: skip
+    return (dataclasses.replace(level, chains=chains),)
+
+
+def _cut(hop: Hop, devices: int, reach: tuple[float, float], q_rows: int, kv_rows: int) -> Cut | None:
+    """What the pairs of a hop need; None if that is all."""
+    left, right = reach
+    keys, rows = [], []
+    for _, device in hop.pairs:
+        # The first query row's position, counted from the block's first key.
+        first = device * q_rows + devices * (kv_rows - q_rows) - (device - hop.shift) % devices * kv_rows
+        keys += [max(first - left, 0), min(first + q_rows + right, kv_rows)]
+        rows += [max(-first - right, 0), min(kv_rows - first + left, q_rows)]
+    cut = Cut(range(int(min(keys)), int(max(keys))), range(int(min(rows)), int(max(rows))))
+    return cut if len(cut.keys) < kv_rows or len(cut.rows) < q_rows else None
 
 
 def _chains(needed: np.ndarray) -> tuple[Chain, ...]:

@@ -35,7 +35,7 @@ def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts:
 
     Args:
       levels: the ring's mesh axes, outermost first.
-      block: pytree of this device's KV arrays.
+      block: pytree of this device's KV arrays, whose axis 1 is the sequence.
       state: pytree that visits pass on; the first visit gets it as it is here.
       work: see `Pass`.
       shifts: shifts of the outer levels (for the recursion).
@@ -48,7 +48,8 @@ def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts:
     level, inner = levels[0], levels[1:]
 
     def first_hop(chain: Chain) -> Any:
-        return work.send(block, level.axis, chain.hops[0].pairs)
+        leaving = block if chain.cut is None else _rows(block, chain.cut.keys)
+        return work.send(leaving, level.axis, chain.hops[0].pairs)
 
     def step(block: Any, state: Any, shift: Any) -> tuple:
         return sweep(inner, block, state, work, (*shifts, shift))
@@ -107,7 +108,19 @@ class _Travel(NamedTuple):
         return block_next, state, new if moved is None else _add(moved, new)
 
     def _add_from(self, home: Any, left: Any, pairs: Pairs) -> Any:
-        return _add(home, self.send(left, self.axis, pairs)) if pairs else home
+        if not pairs:
+            return home
+        arrived = self.send(left, self.axis, pairs)
+        return _add(home, arrived) if self.chain.cut is None else _add_rows(home, arrived, self.chain.cut.keys)
+
+
+def _rows(tree: Any, rows: range) -> Any:
+    """The given rows (axis 1) of all arrays."""
+    return jax.tree.map(lambda x: x[:, rows.start : rows.stop], tree)
+
+
+def _add_rows(whole: Any, part: Any, rows: range) -> Any:
+    return jax.tree.map(lambda a, b: a.at[:, rows.start : rows.stop].add(b), whole, part)
 
 
 def _add(a: Any, b: Any) -> Any:
