@@ -9,6 +9,7 @@ COMMANDS: dict[str, str] = {
     "bench": "time attention against the peers that are installed",
     "compile": "compile kernels ahead of time, without a GPU",
     "counters": "what a call's kernels execute, counted on the software GPU",
+    "timeline": "draw what each warp role of a kernel did when, on the software GPU",
     "ring": "time Ring Attention on all GPUs against one",
     "scaling": "what a ring of devices should reach, by a small model",
     "mask": "draw a mask with its full, partial and skipped blocks",

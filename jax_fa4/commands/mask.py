@@ -11,7 +11,7 @@ def _pair(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _bounds(text: str) -> tuple[int | None, int | None]:
+def bounds(text: str) -> tuple[int | None, int | None]:
     left, right = (None if part.strip().lower() == "none" else int(part) for part in text.split(","))
     return left, right
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", type=int, default=1024, help="query rows (default: 1024)")
     parser.add_argument("--keys", type=int, help="keys (default: as many as queries)")
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--window", type=_bounds, metavar="LEFT,RIGHT", help="bounds, or none, e.g. 255,0 or none,64")
+    parser.add_argument("--window", type=bounds, metavar="LEFT,RIGHT", help="bounds, or none, e.g. 255,0 or none,64")
     parser.add_argument("--documents", metavar="N,N,...", help="packed sequence: the lengths of its documents")
     parser.add_argument("--kv-length", type=int, help="keys that exist")
     parser.add_argument("--q-length", type=int, help="queries that exist")

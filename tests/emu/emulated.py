@@ -18,6 +18,13 @@ def require_library() -> None:
 
 def run(case: Case, seed: int = 0, text: str | None = None, **settings) -> dict[str, np.ndarray]:
     """The buffers after the run."""
+    return launch(case, seed, text, **settings)[0]
+
+
+def launch(
+    case: Case, seed: int = 0, text: str | None = None, **settings
+) -> tuple[dict[str, np.ndarray], emulator.Report]:
+    """The buffers after the run, and its report."""
     module = emulator.load(b"", text or case.text, "")
     memory = {name: contents.copy() for name, contents in case.buffers.items()}
     parameters = []
@@ -28,7 +35,7 @@ def run(case: Case, seed: int = 0, text: str | None = None, **settings) -> dict[
         encoded = parameter.encode(memory[parameter.buffer].ctypes.data) if isinstance(parameter, Map) else parameter
         data = np.atleast_1d(encoded).tobytes()
         parameters.append(ctypes.create_string_buffer(data, len(data)))
-    module.launch_kernel(case.kernel, (case.grid, 1, 1), (case.block, 1, 1), parameters, list(memory.values()),
-                         cluster=(case.cluster, 1, 1), shared_bytes=case.shared,
-                         settings=emulator.Settings(seed=seed, **settings))  # fmt: skip
-    return memory
+    report = module.launch_kernel(case.kernel, (case.grid, 1, 1), (case.block, 1, 1), parameters,
+                                  list(memory.values()), cluster=(case.cluster, 1, 1), shared_bytes=case.shared,
+                                  settings=emulator.Settings(seed=seed, **settings))  # fmt: skip
+    return memory, report

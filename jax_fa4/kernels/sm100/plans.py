@@ -121,6 +121,24 @@ class ForwardPlan:
         return SLOTS * BLOCK_K + tile * self.value_head_dim
 
     @property
+    def roles(self) -> dict[str, range]:
+        """Warps of the main kernel by role."""
+        w = self.warps
+        groups = {"softmax0": w.softmax[0], "softmax1": w.softmax[1], "correction": w.correction}
+        return {
+            "load": range(w.load, w.load + 1),
+            "mma": range(w.mma, w.mma + 1),
+            **{role: range(first, first + 4) for role, first in groups.items()},
+            "epilogue": range(w.epilogue, w.epilogue + 1),
+        }
+
+    @property
+    def accumulators(self) -> dict[int, str]:
+        """What the products make, by its first column of tensor memory."""
+        scores = {self.score_column(slot): f"S{slot}" for slot in range(SLOTS)}
+        return scores | {self.output_column(tile): f"O{tile}" for tile in range(self.q_tiles)}
+
+    @property
     def q_tile_bytes(self) -> int:
         return BLOCK_Q * max(self.head_dim, self.value_head_dim if self.o_over_q else 0) * self.itemsize
 

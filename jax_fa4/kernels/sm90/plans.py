@@ -81,6 +81,11 @@ class ForwardPlan:
         return not masked or self.lazy_maximum == "all blocks"
 
     @property
+    def roles(self) -> dict[str, range]:
+        """Warps of the kernel by role."""
+        return {"load": range(1)} | {f"consumer{g}": range(4 * g + 4, 4 * g + 8) for g in range(self.warpgroups)}
+
+    @property
     def block_positions(self) -> int:
         """Query rows of one head in a tile."""
         return self.block_q // self.packed_heads

@@ -154,6 +154,25 @@ class BackwardPlan:
         return TensorMemory(self.tile_d, self.tile_e)
 
     @property
+    def roles(self) -> dict[str, range]:
+        """Warps of the main kernel by role."""
+        w = self.warps
+        groups = {"compute0": w.compute, "compute1": w.compute + 4, "reduce": w.reduce}
+        return {
+            "load": range(w.load, w.load + 1),
+            "mma": range(w.mma, w.mma + 1),
+            **{role: range(first, first + 4) for role, first in groups.items()},
+        }
+
+    @property
+    def accumulators(self) -> dict[int, str]:
+        """What the products make, by its first column of tensor memory."""
+        tmem, names = self.tmem, {}
+        for name, column in (("S", tmem.scores), ("dP", tmem.dp), ("dQ", tmem.dq), ("dV", tmem.dv), ("dK", tmem.dk)):
+            names[column] = f"{names[column]} or {name}" if column in names else name
+        return names
+
+    @property
     def dq_floats(self) -> int:
         """Elements of one tile of the dQ accumulator."""
         return self.block_q * self.tile_d

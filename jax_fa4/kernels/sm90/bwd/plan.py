@@ -63,6 +63,12 @@ class BackwardPlan:
         return 128 * (1 + self.consumers)
 
     @property
+    def roles(self) -> dict[str, range]:
+        """Warps of the main kernel by role."""
+        consumers = {f"consumer{g}": range(4 * g + 4, 4 * g + 8) for g in range(self.consumers)}
+        return {"load": range(1), "store": range(1, 2)} | consumers
+
+    @property
     def dq_by_rows(self) -> bool:
         """Whether consumers share dQ by rows (64 each) or by columns."""
         return self.block_q == 64 * self.consumers
