@@ -68,29 +68,40 @@ def differentiate(
     return o, lse, jax.tree.unflatten(treedef, [next(gradients) if m else None for m in moving])
 
 
-def same_precision(spec: AttentionSpec, operands: Operands, cotangents: tuple[Any, Any] | None = None) -> Results:
+def same_precision(
+    spec: AttentionSpec, operands: Operands, cotangents: tuple[Any, Any] | None = None, draw: int = 0
+) -> Results:
     """Results with the roundings that a kernel is allowed, and no others; arguments as for `oracle`.
 
     Scores, softmax and accumulation are in float32, P and dS are rounded to the input's dtype before they are
     multiplied, and delta is computed from the rounded O. (Everything is float64 for float64 inputs.)
+
+    Draw 0 is just that. Where a rounding falls depends on what a kernel is free to choose (the maximum that a row's P
+    is relative to, when dS is scaled, the order of sums), so each further draw moves all of them, at random.
     """
-    return results(*_same_precision(spec, operands, cotangents))
+    moved = 2 ** np.random.default_rng(draw).random(FACTORS) if draw else np.ones(FACTORS)
+    return results(*_same_precision(spec, operands, cotangents, jnp.asarray(moved, spec.compute_dtype)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _same_precision(spec, operands, cotangents):
+def _same_precision(spec, operands, cotangents, factors):
+    to = _Rounding(spec, factors)
     s = _scores(spec, operands, operands.bias, operands.score_operands)
     p, total, top = _softmax(spec, operands, s)
     safe = jnp.where(total > 0, total, 1)
-    o = jnp.einsum("bhst,bthe->bhse", _round(p, spec), _per_query_head(operands.v, spec), precision="highest") / safe
-    o = o.transpose(0, 2, 1, 3).astype(spec.out_dtype)
-    lse = jnp.where(total > 0, top + jnp.log(safe), -jnp.inf)[..., 0]
+    v = _per_query_head(operands.v, spec)
+    o = jnp.einsum("bhst,bthe->bhse", to.narrow(p), v, precision="highest") / safe
+    o = to.out(o.transpose(0, 2, 1, 3))
+    lse = to.wide(jnp.where(total > 0, top + jnp.log(safe), -jnp.inf)[..., 0])
     if cotangents is None:
         return o, lse
-    return o, lse, operand_gradients(_rounded_backward, spec, operands, (o, lse), cotangents)
+    # Wide operands have wide gradients, which `to` alone rounds.
+    q, k, v = (x.astype(spec.compute_dtype) for x in (operands.q, operands.k, operands.v))
+    operands = dataclasses.replace(operands, q=q, k=k, v=v)
+    return o, lse, operand_gradients(functools.partial(_rounded_backward, to), spec, operands, (o, lse), cotangents)
 
 
-def _rounded_backward(spec, operands, lse, delta, do) -> Gradients:
+def _rounded_backward(to, spec, operands, lse, delta, do) -> Gradients:
     learned = tuple(x if jnp.issubdtype(x.dtype, jnp.floating) else None for x in operands.score_operands)
 
     def mod(raw, bias, learned):
@@ -105,12 +116,43 @@ def _rounded_backward(spec, operands, lse, delta, do) -> Gradients:
     q = operands.q.astype(spec.compute_dtype)
     ds = p * (jnp.einsum("bshe,bthe->bhst", do, v, precision="highest") - delta[..., None])
     ds, dbias, dlearned = pull(ds)
-    ds = _round(ds * spec.scale, spec)
-    dv = _per_kv_head(jnp.einsum("bhst,bshe->bthe", _round(p, spec), do, precision="highest"), spec)
+    ds = to.narrow(ds * spec.scale)
+    dv = _per_kv_head(jnp.einsum("bhst,bshe->bthe", to.narrow(p), do, precision="highest"), spec)
     dk = _per_kv_head(jnp.einsum("bhst,bshd->bthd", ds, q, precision="highest"), spec)
     dq = jnp.einsum("bhst,bthd->bshd", ds, k, precision="highest")
-    dq, dk, dv = (x.astype(spec.out_dtype) for x in (dq, dk, dv))
-    return Gradients(dq, dk, dv, dbias, dlearned)
+    return Gradients(to.out(dq), to.out(dk), to.out(dv), dbias, dlearned)
+
+
+FACTORS = 65_521
+"""How many random factors a draw has; arrays with more values than that use them again."""
+
+
+class _Rounding:
+    """Roundings to nearest, each value's on a grid that is scaled by one of the draw's factors.
+
+    Scaling by a factor from [1, 2) and back leaves the spacing of a floating type's values what it is on the average.
+    """
+
+    def __init__(self, spec: AttentionSpec, factors: jax.Array):
+        self.spec, self.factors = spec, factors
+
+    def narrow(self, x: jax.Array) -> jax.Array:
+        """To the inputs' dtype."""
+        return self._round(x, self.spec.dtype)
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """To the dtype of scores and statistics."""
+        return self._round(x, self.spec.compute_dtype)
+
+    def out(self, x: jax.Array) -> jax.Array:
+        """To the dtype of O, dQ, dK, dV (the values are, the array keeps its own)."""
+        return self._round(x, self.spec.out_dtype)
+
+    def _round(self, x: jax.Array, dtype: Any) -> jax.Array:
+        self.factors = jnp.roll(self.factors, round(0.618 * FACTORS))  # others for each array
+        times = -(-x.size // FACTORS)
+        factors = jnp.broadcast_to(self.factors, (times, FACTORS)).ravel()[: x.size].reshape(x.shape).astype(x.dtype)
+        return (x * factors).astype(dtype).astype(x.dtype) / factors
 
 
 def results(o: Any, lse: Any, gradients: Operands | None = None) -> Results:
@@ -137,10 +179,6 @@ def _is_floating(x: Any) -> bool:
 def _widen(x: Any) -> jax.Array:
     x = np.asarray(x)
     return jnp.asarray(x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x)
-
-
-def _round(x: jax.Array, spec: AttentionSpec) -> jax.Array:
-    return x.astype(spec.dtype).astype(spec.compute_dtype)
 
 
 def _per_query_head(x: jax.Array, spec: AttentionSpec) -> jax.Array:

@@ -71,6 +71,20 @@ def test_same_precision_is_near_the_oracle_and_rounds():
             assert low < relative < high, (dtype, name, relative)
 
 
+def test_draws_move_roundings_and_leave_their_size():
+    a = cases.Case("", ("causal", "sinks"), cases.Shape(S=64, T=64)).make()
+    spec, operands = make_spec(Arguments(**a))
+    ct = reference.cotangents(operands)
+    exact = reference.oracle(spec, operands, ct)
+    drawn = [reference.same_precision(spec, operands, ct, draw) for draw in range(4)]
+    for name in ("o", "dq", "dk", "dv"):  # of many values
+        first, *others = (accuracy.errors(results[name], exact[name])[0] for results in drawn)
+        np.testing.assert_allclose(others, np.mean(others), rtol=0.05)
+        assert 0.9 * first < np.mean(others) < 1.3 * first  # more for o: a row's largest P is 1 in draw 0, hence exact
+    of_one_sink = [results["dsinks"][0] - exact["dsinks"][0] for results in drawn]
+    assert len(set(of_one_sink)) == 4 and np.std(of_one_sink) > 0.2 * np.abs(of_one_sink).max()
+
+
 def test_the_rule_refuses_wrong_results():
     a = cases.Case("", ("causal", "no_keys"), cases.Shape(S=8, T=8, D=8, E=8), "float32").make()
     a["kv_lengths"] = np.array([8, 0])
