@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_fa4
-from jax_fa4 import registry
+from jax_fa4 import backends, registry
 from jax_fa4.errors import InvalidArgument
 from jax_fa4.layout import from_layout, layout_positions, to_layout
 from jax_fa4.ring import ring_attention, ulysses_attention
@@ -327,6 +327,7 @@ def call(**changes):
         ({"bias": jnp.zeros((1, 1, 48, 48))}, "Use ScoreFn"),
         ({"mask": np.ones((1, 1, 48, 48), bool)}, "Use MaskFn"),
         ({"casual": True}, "Check the spelling"),
+        ({"return_lse": 2}, "return_lse: received 2"),
         ({"backend": "cudnn"}, "backend: received 'cudnn'"),
         ({"function": ulysses_attention, "heads": 6}, "6 query heads on a device"),
     ],
@@ -334,6 +335,22 @@ def call(**changes):
 def test_bad_input(changes, message):
     with pytest.raises(InvalidArgument, match=message):
         call(**changes)
+
+
+@pytest.mark.parametrize("devices, asked", [(1, {False}), (2, {False, True})])
+def test_only_blocks_that_are_visited_need_a_kernel(devices, asked, monkeypatch):
+    """The own block needs no positions; those of others do."""
+    resolve, positions = backends.resolve, set()
+
+    def recording(name, spec, operands):
+        positions.add(spec.positions)
+        return resolve(name, spec, operands)
+
+    monkeypatch.setattr(backends, "resolve", recording)
+    problem = Problem.draw(0, {})
+    run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(devices), causal=True, backend="xla")
+    jax.eval_shape(run, problem.q, problem.k, problem.v)
+    assert positions == asked
 
 
 def test_layout_positions_match_rope():

@@ -14,7 +14,7 @@ from ..layout import Layout, get_layout
 from ..masks import Mask, MaskArray, Predicate
 from ..operands import Operands
 from ..scores import ScoreMap
-from ..spec import Arguments, AttentionSpec, make_spec
+from ..spec import Arguments, AttentionSpec, flag, make_spec
 from .attend import attend
 from .exchange import heads_for_rows, rows_for_heads
 from .indices import with_global_indices
@@ -71,14 +71,11 @@ def ring_attention(
       InvalidArgument: an axis unknown to the mesh, sizes that don't divide, an unknown layout, or what `attention`
         refuses.
     """
-    _check_axis(axis, axis_name)
-    call = _Call(get_layout(layout), backend, Arguments(q, k, v, **_checked(options)))
-    if axis is None:
-        _check_inside(mesh, batch_axis, head_axis)
-        result = call.on_device(SequenceAxes(bound_axes("axis_name", axis_name), {}))
-    else:
-        result = call.on_mesh(Placement.make(mesh, axis, None, batch_axis, head_axis))
-    return result if return_lse else result[0]
+    arguments = Arguments(q, k, v, **_checked(options))
+    call = _Call(get_layout(layout), backend, flag("return_lse", return_lse), arguments)
+    if _is_inside(axis, axis_name, mesh, batch_axis, head_axis):
+        return call.on_device(SequenceAxes(bound_axes("axis_name", axis_name), {}))
+    return call.on_mesh(Placement.make(mesh, axis, None, batch_axis, head_axis))
 
 
 def ulysses_attention(
@@ -116,28 +113,22 @@ def ulysses_attention(
     Raises:
       InvalidArgument: as `ring_attention`, and head counts that the exchange cannot split.
     """
-    _check_axis(axis, axis_name)
-    call = _Call(get_layout(layout), backend, Arguments(q, k, v, **_checked(options)))
-    if axis is None:
-        _check_inside(mesh, batch_axis, head_axis)
-        result = call.on_device(
-            SequenceAxes(bound_axes("ring_axis", ring_axis), bound_axes("axis_name", axis_name))
-        )
-    else:
-        result = call.on_mesh(Placement.make(mesh, ring_axis, axis, batch_axis, head_axis))
-    return result if return_lse else result[0]
+    arguments = Arguments(q, k, v, **_checked(options))
+    call = _Call(get_layout(layout), backend, flag("return_lse", return_lse), arguments)
+    if _is_inside(axis, axis_name, mesh, batch_axis, head_axis):
+        return call.on_device(SequenceAxes(bound_axes("ring_axis", ring_axis), bound_axes("axis_name", axis_name)))
+    return call.on_mesh(Placement.make(mesh, ring_axis, axis, batch_axis, head_axis))
 
 
-def _check_axis(axis: Any, axis_name: Any) -> None:
+def _is_inside(axis: Any, axis_name: Any, *of_mesh: Any) -> bool:
+    """Whether a call is one inside shard_map, by the axes that it names."""
     if (axis is None) == (axis_name is None):
         raise invalid("axis, axis_name", f"axis={axis!r}, axis_name={axis_name!r}", "exactly one of the two",
                       "Pass axis= for global arrays, axis_name= inside jax.shard_map")
-
-
-def _check_inside(*given: Any) -> None:
-    if any(value is not None for value in given):
+    if axis is None and any(value is not None for value in of_mesh):
         raise invalid("mesh, batch_axis, head_axis", "given with axis_name", "none of them inside jax.shard_map",
                       "Leave them out: the arrays are a device's own already")
+    return axis is None
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
@@ -155,9 +146,10 @@ class _Call:
 
     layout: Layout
     backend: str
+    return_lse: bool
     arguments: Arguments
 
-    def on_device(self, axes: SequenceAxes) -> tuple[jax.Array, jax.Array]:
+    def on_device(self, axes: SequenceAxes) -> Any:
         """Inside shard_map, on this device's arrays."""
         lengths = [self.arguments.q_lengths, self.arguments.kv_lengths]
         spec, operands = make_spec(self.arguments)
@@ -171,9 +163,9 @@ class _Call:
             for given, longest in zip(lengths, whole.values(), strict=True)
         )
         operands = dataclasses.replace(operands, q_lengths=q_lengths, kv_lengths=kv_lengths)
-        return self._run(axes, spec, operands, (0, 0))
+        return self._asked(self._run(axes, spec, operands, (0, 0)))
 
-    def on_mesh(self, place: Placement) -> tuple[jax.Array, jax.Array]:
+    def on_mesh(self, place: Placement) -> Any:
         """On global arrays."""
         spec, operands = make_spec(self.arguments)
         _check_mask(spec.mask)
@@ -197,7 +189,11 @@ class _Call:
             body, mesh=place.mesh, in_specs=leaf_specs, axis_names=place.names,
             out_specs=(specs.q, P(place.batch, place.heads, place.sequence.names)),
         )  # fmt: skip
-        return mapped(*leaves)
+        return self._asked(mapped(*leaves))
+
+    def _asked(self, result: tuple[jax.Array, jax.Array]) -> Any:
+        """What the caller gets of (o, lse)."""
+        return result if self.return_lse else result[0]
 
     def _run(
         self, axes: SequenceAxes, spec: AttentionSpec, local: Operands, first: tuple[Any, Any]

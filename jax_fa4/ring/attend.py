@@ -37,9 +37,12 @@ def attend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) ->
 def _step_backend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) -> backends.Backend:
     """The backend that all steps run on; `auto` takes kernels only where they can do every part of every step."""
     equal = operands.q.shape[1] == operands.k.shape[1]
+    visits_others = any(level.chains for level in ring.levels)
     wanted = {
-        part_spec(spec, part) for own in (True, False) for part in parts(ring, spec, equal, own, ring.index())
-    }  # fmt: skip
+        part_spec(spec, part)
+        for own in ((True, False) if visits_others else (True,))
+        for part in parts(ring, spec, equal, own, ring.index())
+    }
     found = {backends.resolve(backend, asked, operands) for asked in wanted}
     return found.pop() if len(found) == 1 else backends.XLA
 
