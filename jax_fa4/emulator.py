@@ -124,9 +124,10 @@ class Report:
     `kernels` has an entry per kernel in order of its first launch: "kernel", "launches", "clusters", "ctas",
     "instructions" (executed by warps), "active_lanes", "tensor_flops", "poll_retries", "units" (instructions by unit),
     "bytes" (by memory space and direction), "mma" (tensor operations by shape), "warps" (the same by warp of the CTA)
-    "lines" (pairs of PTX line and number of executions) and "forms" (opcodes with their modifiers, and descriptors of
-    tensor instructions and tensor maps without their addresses, as executed); in traced runs "trace", a list of `Event`
-    of the kernel's first launch, cluster by cluster.
+    "lines" (pairs of PTX line and number of executions), "line_warps" (of each of them, bit i: by warp i of a CTA),
+    "votes" (PTX line, votes of warps, how many came out true) and "forms" (opcodes with their modifiers, and
+    descriptors of tensor instructions and tensor maps without their addresses, as executed); in traced runs "trace", a
+    list of `Event` of the kernel's first launch, cluster by cluster.
     """
 
     seed: int
@@ -142,7 +143,7 @@ class Report:
         report = cls(**{k: v for k, v in json.loads(text).items() if k in fields})
         for kernel in report.kernels:
             if "trace" in kernel:
-                kernel["trace"] = [Event(*row, sm=row[2] % report.sm_count) for row in kernel["trace"]]
+                kernel["trace"] = [Event._make([*row, row[2] % report.sm_count]) for row in kernel["trace"]]
         return report
 
 

@@ -16,6 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cycles", action="store_true", help="follow a model of the clock, and estimate times and waits"
     )
+    parser.add_argument(
+        "--machine-code", action="store_true", help="count the assembler's instructions too, by role (needs nvdisasm)"
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -23,7 +26,8 @@ def main(arguments: argparse.Namespace) -> int:
     import jax.numpy as jnp
 
     import jax_fa4
-    from jax_fa4 import counting, emulator, estimate
+    from jax_fa4 import counting, emulator, estimate, plan, sass
+    from jax_fa4.spec import Arguments, make_spec
 
     batch, rows, heads, width = map(int, arguments.shape.split(","))
     keys, kv_heads = arguments.keys or rows, arguments.kv_heads or heads
@@ -48,4 +52,10 @@ def main(arguments: argparse.Namespace) -> int:
         for report in reports:
             for kernel in report.kernels:
                 print(estimate.estimate(kernel, report.architecture, report.sm_count))
+    if arguments.machine_code:
+        spec, _ = make_spec(Arguments(q, k, v, causal=arguments.causal))
+        size = plan.size_class(batch, rows, keys, heads)
+        for pass_, report in zip(plan.PASSES, reports, strict=False):
+            for work in sass.of_run(report, spec, arguments.arch, size, pass_):
+                print(work)
     return 0

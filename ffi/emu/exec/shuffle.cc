@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "exec/lane_ops.h"
+#include "machine/cluster.h"
 
 namespace emu {
 namespace {
@@ -84,6 +85,9 @@ Status execute_vote(Warp& w, const Inst& in, Mask m) {
     return Status::kNext;
   }
   const bool result = kVote == kAll ? p == m : kVote == kAny ? p != 0 : p == m || p == 0;
+  auto& [times, true_times] = w.cta.cluster.traffic.votes[in.line];
+  ++times;
+  true_times += result;
   set_predicate(w, in.op[0], m, result ? kAllLanes : 0);
   return Status::kNext;
 }

@@ -54,6 +54,7 @@ Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
       random_(owner.options.seed, owner.number << 40 | cluster_number << 1) {
   const Dim3 shape = owner.cluster_shape;
   executed.assign(owner.program.code.size(), 0);
+  executed_by.assign(owner.program.code.size(), 0);
   const Dim3 block = owner.config.block;
   const uint32_t warps_of_cta = (block.x * block.y * block.z + kLanes - 1) / kLanes, cta_count = shape.x * shape.y * shape.z;
   judge = std::make_unique<ClusterJudge>(warps_of_cta * cta_count);

@@ -79,7 +79,8 @@ class Cluster {
   std::unique_ptr<Trace> trace;    // when this cluster is traced
   uint64_t clock() const { return timing ? timing->now : now; }
   TrafficCounters traffic;
-  std::vector<uint64_t> executed;
+  std::vector<uint64_t> executed;     // by instruction
+  std::vector<uint32_t> executed_by;  // by instruction: bit i: warp i of a CTA did
   std::vector<OperationPtr> turn_operations;  // that wait for their turn at global memory
   State state = State::kReady;
 

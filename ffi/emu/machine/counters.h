@@ -30,6 +30,7 @@ struct TrafficCounters {
   uint64_t tensor_flops = 0;
   uint64_t poll_retries = 0;                     // try_wait that gave up
   std::map<std::string, uint64_t> mma_shapes;
+  std::map<uint32_t, std::pair<uint64_t, uint64_t>> votes;  // PTX line -> votes of warps, how many came out true
   std::set<Form> forms;
 
   void add(const TrafficCounters& other);
@@ -40,6 +41,7 @@ struct KernelCounters {
   uint64_t clusters = 0, ctas = 0, launches = 0;
   std::vector<WarpCounters> warps;    // by index in the CTA, summed over CTAs
   std::vector<uint64_t> executed;     // by instruction
+  std::vector<uint32_t> executed_by;  // by instruction: bit i: warp i of a CTA did
   TrafficCounters traffic;
   std::vector<uint64_t> cluster_cycles;  // timed runs: by cluster
   std::string timing_json;               // and what happened in the first one

@@ -28,6 +28,10 @@ void TrafficCounters::add(const TrafficCounters& o) {
   tensor_flops += o.tensor_flops;
   poll_retries += o.poll_retries;
   for (const auto& [shape, count] : o.mma_shapes) mma_shapes[shape] += count;
+  for (const auto& [line, outcome] : o.votes) {
+    votes[line].first += outcome.first;
+    votes[line].second += outcome.second;
+  }
   forms.insert(o.forms.begin(), o.forms.end());
 }
 
@@ -53,6 +57,7 @@ Launch::Launch(const Program& p, const LaunchConfig& c, const MachineOptions& o,
   counters.kernel = p.name;
   counters.launches = 1;
   counters.executed.assign(p.code.size(), 0);
+  counters.executed_by.assign(p.code.size(), 0);
 }
 
 Launch::~Launch() = default;
@@ -149,7 +154,10 @@ void Launch::retire(Cluster& cluster) {
     if (cluster.number == 0) counters.timing_json = cluster.timing->json();
   }
   if (cluster.trace) counters.traces.push_back({static_cast<uint32_t>(cluster.number), cluster.trace->take()});
-  for (size_t i = 0; i < cluster.executed.size(); ++i) counters.executed[i] += cluster.executed[i];
+  for (size_t i = 0; i < cluster.executed.size(); ++i) {
+    counters.executed[i] += cluster.executed[i];
+    counters.executed_by[i] |= cluster.executed_by[i];
+  }
   mbarrier::check_finished(cluster);
   for (auto& cta : cluster.ctas) {
     if (cta->tensor && cta->tensor->allocated_columns())

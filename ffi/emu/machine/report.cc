@@ -126,11 +126,18 @@ std::string kernel_json(const KernelCounters& k, const Program& program) {
       for (const TraceEvent& event : events) rows.push_back(event_json(event, cluster));
     w.raw("trace", list(rows, [](const std::string& row) { return row; }));
   }
-  std::string lines = "[";
-  for (size_t i = 0; i < k.executed.size(); ++i)
-    if (k.executed[i])
-      lines += (lines.size() > 1 ? ",[" : "[") + std::to_string(program.code[i].line) + "," + std::to_string(k.executed[i]) + "]";
-  w.raw("lines", lines + "]");  // [PTX line, times executed by a warp]
+  w.raw("votes", list(t.votes, [](const auto& vote) {
+          return "[" + std::to_string(vote.first) + "," + std::to_string(vote.second.first) + "," +
+                 std::to_string(vote.second.second) + "]";
+        }));
+  std::string lines = "[", warps = "[";
+  for (size_t i = 0; i < k.executed.size(); ++i) {
+    if (!k.executed[i]) continue;
+    lines += (lines.size() > 1 ? ",[" : "[") + std::to_string(program.code[i].line) + "," + std::to_string(k.executed[i]) + "]";
+    warps += (warps.size() > 1 ? "," : "") + std::to_string(k.executed_by[i]);
+  }
+  w.raw("lines", lines + "]");       // [PTX line, times executed by a warp]
+  w.raw("line_warps", warps + "]");  // of each of them: bit i: by warp i
   return w.object();
 }
 
@@ -145,7 +152,10 @@ void Report::add(KernelCounters&& counters, const Program& program) {
     have.ctas += counters.ctas;
     have.traffic.add(counters.traffic);
     have.cluster_cycles.insert(have.cluster_cycles.end(), counters.cluster_cycles.begin(), counters.cluster_cycles.end());
-    for (size_t i = 0; i < have.executed.size(); ++i) have.executed[i] += counters.executed[i];
+    for (size_t i = 0; i < have.executed.size(); ++i) {
+      have.executed[i] += counters.executed[i];
+      have.executed_by[i] |= counters.executed_by[i];
+    }
     have.warps.resize(std::max(have.warps.size(), counters.warps.size()));
     for (size_t i = 0; i < counters.warps.size(); ++i) {
       for (size_t u = 0; u < static_cast<size_t>(Unit::kCount); ++u) have.warps[i].units[u] += counters.warps[i].units[u];

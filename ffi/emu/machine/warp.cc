@@ -151,6 +151,7 @@ uint64_t Warp::loop(uint64_t budget) {
   const Inst* const code = program_.code.data();
   Cluster& cluster = cta.cluster;
   uint64_t* const executed = cluster.executed.data();
+  uint32_t* const executed_by = cluster.executed_by.data();
   Timing::WarpClock* const clock = cluster.timing ? &cluster.timing->warp(cta.rank, index) : nullptr;
   Trace* const trace = cluster.trace.get();
   cluster.judge->set_running(number());
@@ -177,6 +178,7 @@ uint64_t Warp::loop(uint64_t budget) {
       Fragment& now = fragments_[current_];
       if (m == 0 && !in.always) {
         ++executed[now.pc];
+        executed_by[now.pc] |= 1u << index;
         ++counters.instructions;
         ++now.pc;
         if (trace) trace->executed(in.line, clock ? clock->time : 0);
@@ -192,6 +194,7 @@ uint64_t Warp::loop(uint64_t budget) {
       }
       if (trace) trace->executed(in.line, clock ? clock->time : 0);
       ++executed[pc];
+      executed_by[pc] |= 1u << index;
       ++counters.instructions;
       ++counters.units[static_cast<size_t>(in.unit)];
       counters.lanes += static_cast<uint64_t>(std::popcount(m));

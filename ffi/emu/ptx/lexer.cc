@@ -60,6 +60,10 @@ std::vector<Token> tokenize(const char* text, size_t bytes) {
         else break;
       }
       kind = Token::kWord;
+      if (std::string_view(text + begin, i - begin) == ".loc") {  // a place in the source, to the end of the line
+        while (i < bytes && text[i] != '\n') ++i;
+        continue;
+      }
     } else if (c == ':' && i + 1 < bytes && text[i + 1] == ':') {
       i += 2;
     } else {

@@ -247,9 +247,6 @@ class Parser {
         variable(kernel_.variables, false);
       } else if (token.text == ".pragma") {
         while (!accept(";")) next();
-      } else if (token.text == ".loc") {
-        const int line = token.line;
-        while (peek().line == line && peek().kind != Token::kEnd) next();
       } else if (token.kind == Token::kWord && peek(1).text == ":") {
         kernel_.labels[scopes_.back().labels.at(std::string(token.text))] = kernel_.instructions.size();
         next();
