@@ -26,7 +26,7 @@ class Artifact:
 
     `object` is an x86-64 ELF object: the host function `symbol` (``void (void** arguments)``) with the cubin inside.
     `ptx` is the device code as text, which the software GPU executes. `kernels` is what the assembler settled for each
-    kernel. `plan` is the plan in words, for reports.
+    kernel. `plan` is the plan in words and `compile_seconds` what compiling took, for reports.
     """
 
     arch: str
@@ -37,6 +37,7 @@ class Artifact:
     ptx: str
     kernels: tuple[KernelInfo, ...]
     plan: str = ""
+    compile_seconds: float = 0.0
 
     @property
     def cubin(self) -> bytes:

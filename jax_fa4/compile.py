@@ -14,6 +14,7 @@ import os
 import pathlib
 import tempfile
 import threading
+import time
 
 import jax_fa4
 from jax_fa4 import elf
@@ -59,7 +60,9 @@ def compile_kernel(kernel, arch: str, *, options: str = "", dump_dir: str | os.P
         folder = pathlib.Path(dump_dir or scratch)
         folder.mkdir(parents=True, exist_ok=True)
         flags = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir={folder} --host-target '{HOST_TARGET}' {options}"
+        began = time.perf_counter()
         compiled = cute.compile(entry, *fake_args(kernel), options=flags)
+        seconds = time.perf_counter() - began
         host_object = compiled.dump_to_object(PREFIX)
         ptx, cubin = compiled.__ptx__, compiled.__cubin__
     start = f"_mlir_{PREFIX}_"
@@ -76,6 +79,7 @@ def compile_kernel(kernel, arch: str, *, options: str = "", dump_dir: str | os.P
         ptx=ptx,
         kernels=elf.kernels(cubin),
         plan=repr(getattr(kernel, "plan", "")),
+        compile_seconds=round(seconds, 2),
     )
 
 

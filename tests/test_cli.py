@@ -1,6 +1,7 @@
 """``python -m jax_fa4``: what each subcommand prints and returns."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,13 @@ import pytest
 from jax_fa4 import Unsupported, attention, reference
 from jax_fa4.__main__ import main
 from jax_fa4.bench import report
+from jax_fa4.bench.kernels import kernel_rows, kernel_table
 from jax_fa4.bench.timing import Runnable, seconds_per_call, time_interleaved
 from jax_fa4.bench.workload import Workload, constant_tokens
 from jax_fa4.commands import COMMANDS
 from jax_fa4.draw import FULL, PARTIAL, SKIPPED, mask_picture
 from jax_fa4.explanation import explain
+from jax_fa4.spec import Arguments, make_spec
 
 
 def test_help_lists_every_command(capsys):
@@ -91,10 +94,31 @@ def test_bench_writes_rows_and_a_plot(capsys, tmp_path):
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_bench_lists_what_the_compiler_made_of_each_kernel():
+    pytest.importorskip("cutlass")
+    small = Workload(1, 1024, 4, 64, True, "bfloat16")
+    rows = kernel_rows([small, replace(small, batch=2), replace(small, head_dim=40, value_head_dim=7)], "sm_90a")
+    assert {row["pass"] for row in rows} == {"forward", "backward"}
+    once = kernel_rows([small], "sm_90a")
+    assert rows == once, "an artifact is listed once, and what has no plan is left out"
+    assert all(0 < row["registers"] <= 255 and row["workload"] == str(small) for row in rows)
+    assert kernel_table(rows).splitlines()[0].split() == [
+        "workload", "pass", "kernel", "registers", "stack_bytes", "code_bytes", "compile_seconds"
+    ]  # fmt: skip
+
+
+def test_a_workload_is_the_spec_of_its_call():
+    q = jnp.zeros((1, 256, 4, 64), jnp.bfloat16)
+    k = q[:, :, :2]
+    workload = Workload(1, 256, 4, 64, True, "bfloat16", kv_heads=2, window=31)
+    assert make_spec(Arguments(q, k, k, causal=True, window=(31, None)))[0] == workload.spec()
+    assert make_spec(Arguments(q, q, q))[0] == Workload(1, 256, 4, 64, False, "bfloat16").spec()
+
+
 def test_bench_refuses_unknown_peers_and_measures():
     with pytest.raises(SystemExit, match=r"unknown fa9; known: jax\.nn:xla"):
         main(["bench", "--peers", "fa9"])
-    with pytest.raises(SystemExit, match="known: speed, memory, compile"):
+    with pytest.raises(SystemExit, match="known: speed, kernels, memory, compile"):
         main(["bench", "--measure", "beauty"])
 
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from jax_fa4 import masks
+from jax_fa4.spec import AttentionSpec
+
 TOKENS = 32_768  # per call on a GPU, as in the FlashAttention papers' tables
 HIDDEN = 2_048  # heads times head dim
 
@@ -44,6 +47,16 @@ class Workload:
     def flops(self, direction: str) -> float:
         """Operations of ``"forward"``, ``"backward"`` (five products: 2.5 times forward) or ``"both"``."""
         return self.forward_flops * {"forward": 1.0, "backward": 2.5, "both": 3.5}[direction]
+
+    def spec(self) -> AttentionSpec:
+        """What jax_fa4 calls this attention."""
+        mask: masks.Mask = masks.Causal() if self.causal else masks.Full()
+        if self.window is not None:
+            mask &= masks.Window(self.window, None)
+        return AttentionSpec(
+            self.dtype, self.head_dim, self.value_head_dim or self.head_dim,
+            group=self.heads // (self.kv_heads or self.heads), scale=self.head_dim**-0.5, mask=masks.canonical(mask),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"

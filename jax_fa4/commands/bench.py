@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from jax_fa4 import targets
 from jax_fa4.bench import report
 from jax_fa4.bench.peers import PEERS, Peer, own_peer
 from jax_fa4.bench.timing import time_interleaved
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--measure",
-        help="what to measure, separated by commas: speed, memory, compile "
-        "(default: speed; all three with --backend xla)",
+        help="what to measure, separated by commas: speed, kernels (registers, spills, compile time), memory, compile "
+        "(default: speed, and kernels on a GPU; speed, memory, compile with --backend xla)",
     )
     parser.add_argument("--head-dims", type=_numbers, help="default: 64,128,256 on a GPU, 64 on a CPU")
     parser.add_argument("--further", action="store_true", help="add rows with grouped heads, a window, and D != E")
@@ -151,11 +152,21 @@ def print_compile(rows: list[dict]) -> None:
     print("\nTime to trace and compile, B1 H4 D64 float32\n" + report.table(cells))
 
 
+MEASURES = ("speed", "kernels", "memory", "compile")
+
+
+def default_measures(backend: str) -> list[str]:
+    """What `--measure` is where it is not given."""
+    if backend == "xla":
+        return ["speed", "memory", "compile"]
+    return ["speed", "kernels"] if jax.default_backend() == "gpu" else ["speed"]
+
+
 def main(arguments: argparse.Namespace) -> int:
-    measure = (arguments.measure or ("speed,memory,compile" if arguments.backend == "xla" else "speed")).split(",")
-    unknown = set(measure) - {"speed", "memory", "compile"}
+    measure = arguments.measure.split(",") if arguments.measure else default_measures(arguments.backend)
+    unknown = set(measure) - set(MEASURES)
     if unknown:
-        sys.exit(f"--measure: unknown {', '.join(sorted(unknown))}; known: speed, memory, compile")
+        sys.exit(f"--measure: unknown {', '.join(sorted(unknown))}; known: {', '.join(MEASURES)}")
     header = report.environment()
     for key, value in header.items():
         print(f"{key}: {value}")
@@ -163,6 +174,12 @@ def main(arguments: argparse.Namespace) -> int:
     if "speed" in measure:
         results["speed"] = measure_speed(arguments)
         print("\nSpeed, medians; ratio: jax_fa4 over the best peer\n" + report.speed_table(results["speed"]))
+    if "kernels" in measure:
+        from jax_fa4.bench.kernels import kernel_rows, kernel_table
+
+        arch = targets.architectures()[0]
+        results["kernels"] = kernel_rows(workloads(arguments), arch)
+        print(f"\nKernels for {arch}; stack_bytes are spilled registers\n" + kernel_table(results["kernels"]))
     if "memory" in measure:
         from jax_fa4.bench.goals import memory_rows
 
