@@ -79,6 +79,62 @@ def test_two_threads():
     assert not wrong
 
 
+def test_four_million_keys():
+    """Offsets beyond 2^31 elements: a key array of 2^32, and gradients as large, against chunks in float32."""
+    rows, keys, heads, dim, chunk = 64, 1 << 22, 8, 128, 1 << 16
+
+    @jax.jit
+    def draw(key):
+        parts = jax.lax.map(lambda k: jax.random.normal(k, (chunk, heads, dim), jnp.bfloat16),
+                            jax.random.split(key, keys // chunk))  # fmt: skip
+        return parts.reshape(1, keys, heads, dim)
+
+    k, v = (draw(jax.random.key(i)) for i in (1, 2))
+    q, do = (jax.random.normal(jax.random.key(i), (1, rows, heads, dim), jnp.bfloat16) for i in (3, 4))
+    q = 4 * q  # else every row is the mean of all values
+    scale = dim**-0.5
+
+    @jax.jit
+    def run(q, k, v, do):
+        (o, lse), pull = jax.vjp(lambda *x: jax_fa4.attention(*x, return_lse=True, backend="cuda"), q, k, v)
+        return o, lse, pull((do, jnp.zeros_like(lse)))
+
+    o, lse, (dq, dk, dv) = run(q, k, v, do)
+
+    def chunks(x):
+        return x[0].reshape(keys // chunk, chunk, heads, dim)
+
+    @jax.jit
+    def exact(q, k, v, do, o):
+        q, do, o = (x[0].astype(jnp.float32) for x in (q, do, o))
+
+        def scores(part):
+            return jnp.einsum("qhd,khd->hqk", q, part.astype(jnp.float32), precision="highest") * scale
+
+        tops = jax.lax.map(lambda part: jax.nn.logsumexp(scores(part), axis=-1), chunks(k))
+        lse = jax.nn.logsumexp(tops, axis=0)
+        delta = (o * do).sum(-1).T
+
+        def gradients(sums, parts):
+            k, v = parts
+            p = jnp.exp(scores(k) - lse[..., None])
+            dp = jnp.einsum("qhd,khd->hqk", do, v.astype(jnp.float32), precision="highest")
+            ds = p * (dp - delta[..., None]) * scale
+            new = (jnp.einsum("hqk,khd->qhd", p, v.astype(jnp.float32), precision="highest"),
+                   jnp.einsum("hqk,khd->qhd", ds, k.astype(jnp.float32), precision="highest"))  # fmt: skip
+            last = (jnp.einsum("hqk,qhd->khd", ds, q, precision="highest"),
+                    jnp.einsum("hqk,qhd->khd", p, do, precision="highest"))  # fmt: skip
+            return jax.tree.map(jnp.add, sums, new), jax.tree.map(lambda x: x[-16:], last)
+
+        zero = (jnp.zeros((rows, heads, dim)),) * 2
+        (o, dq), (dk, dv) = jax.lax.scan(gradients, zero, (chunks(k), chunks(v)))
+        return o, lse, dq, dk, dv
+
+    want = exact(q, k, v, do, o)
+    ends = [chunks(x)[:, -16:] for x in (dk, dv)]  # the last keys of each chunk, the last of all among them
+    assert_close((o[0], lse[0], dq[0], *ends), want, tolerance=6e-3)
+
+
 def launch_count() -> int:
     count = registry.library().jax_fa4_launch_count
     count.restype = ctypes.c_uint64
