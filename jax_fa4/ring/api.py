@@ -42,7 +42,8 @@ def ring_attention(
 
     KV blocks travel around the ring while each device attends to the block it has; partial results are merged in
     float32 by their LSE (Liu et al. 2023, arXiv:2310.01889). Each transfer is issued before the attention of its step.
-    Blocks that the mask rules out are neither sent nor computed. The backward pass is a ring of its own, in which dK
+    Blocks that the mask rules out are neither sent nor computed, and where a window reaches into the neighbour alone
+    (contiguous layout) only the rows that it reaches are. The backward pass is a ring of its own, in which dK
     and dV travel in float32; a device saves its q, k, v, o and LSE alone.
 
     Call it on global arrays with `axis`, under jit or not, or inside `jax.shard_map` on a device's own arrays with
