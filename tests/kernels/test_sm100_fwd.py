@@ -1,5 +1,7 @@
 """The Blackwell forward kernel: registers and local memory of its machine code, and its results on the software GPU."""
 
+import collections
+import dataclasses
 import functools
 import re
 
@@ -91,10 +93,10 @@ def test_machine_code_keeps_to_the_plan(case):
     }  # fmt: skip
 
 
-def run(case: Case, seed: int = 0, draw: int = 0, **settings):
+def run(case: Case, seed: int = 0, draw: int = 0, artifact=None, **settings):
     """(results, spec, operands, report) of a case on the software GPU; outputs are poisoned with NaN bytes."""
     spec, operands = make_spec(Arguments(**case.make(draw)))
-    artifact = compile.artifact(*key(case))
+    artifact = artifact or compile.artifact(*key(case))
     s = case.shape
     sm_count = settings.setdefault("sm_count", 3)
     dims = Dims(s.B, s.S, s.T, s.H, s.K, sm_count)
@@ -115,7 +117,7 @@ def array(buffer, operands, dims) -> np.ndarray:
 @pytest.mark.parametrize("case", parameters(all_cases()))
 def test_results_keep_to_the_accuracy_rule(case):
     emulated.require_library()
-    results, spec, operands, report = run(case)
+    results, spec, operands, report = run(case, strict=True)
     rows = accuracy.judge(results, spec, operands)
     assert [row.name for row in rows] == ["o", "lse"] and all(row.ok for row in rows), "\n".join(map(str, rows))
     assert report.complaints == []
@@ -129,8 +131,38 @@ def test_every_interleaving_gives_the_same_bits(case):
     for seed in range(1, 20):
         again, _, _, report = run(case, seed)
         assert report.complaints == []
-        for name, value in first.items():
-            assert value.tobytes() == again[name].tobytes(), f"{name} differs under seed {seed}"
+        assert_same_bits(again, first, f"under seed {seed}")
+
+
+def assert_same_bits(results, expected, where: str) -> None:
+    for name, value in expected.items():
+        assert value.tobytes() == results[name].tobytes(), f"{name} differs {where}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cta_group", [1, 2])
+@pytest.mark.parametrize("name", ["long-causal", "long-window", "long-d256"])
+def test_who_hands_out_work_does_not_change_a_bit(name, cta_group):
+    """Static and by cluster launch control; under the latter, running CTAs take the work of those not begun."""
+    from jax_fa4.kernels.sm100 import fwd  # imports the compiler
+
+    emulated.require_library()
+    case = next(case for case in LONGER if case.name == name)
+    spec, arch, size, _ = key(case)
+    chosen = plan.choose_plan(spec, arch, size, "forward")
+    chunks = 2 if name == "long-d256" and cta_group == 1 else 1
+    chosen = dataclasses.replace(chosen, cta_group=cta_group, kv_chunks=chunks, kv_stages=2 + chunks)
+    results, ctas = {}, collections.defaultdict(list)
+    for scheduler in ("static", "clc"):
+        artifact = compile.compile_kernel(fwd.Forward(spec, dataclasses.replace(chosen, scheduler=scheduler)), arch)
+        for seed in range(4):
+            results[scheduler, seed], _, operands, report = run(case, seed, artifact=artifact, sm_count=3, strict=True)
+            assert report.complaints == []
+            ctas[scheduler].append(report.kernels[0]["ctas"])
+    assert max(ctas["static"]) <= 3 and min(ctas["clc"]) <= 3, "CTAs took the work of others"
+    assert all(row.ok for row in accuracy.judge(results["clc", 0], spec, operands))
+    for which, result in results.items():
+        assert_same_bits(result, results["static", 0], f"for {which}")
 
 
 def test_results_do_not_depend_on_the_number_of_multiprocessors():

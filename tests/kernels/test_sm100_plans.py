@@ -51,9 +51,22 @@ def test_strategies_follow_from_the_spec():
     assert sum(full.exp2_on_fma) == 10 and sum(causal.exp2_on_fma) == 7 and sum(plan(head_dim=64).exp2_on_fma) == 16
     assert plan(head_dim=256).exp2_on_fma == (0, 0, 0, 0)
     assert plans.forward_plan(spec(), "sm_103a", SizeClass.MANY_TILES).exp2_on_fma == (0, 0, 0, 0)
+    assert (full.scheduler, causal.scheduler) == ("static", "clc"), "tiles of equal length need no balancing"
+    assert plan(SizeClass.FEW_TILES, mask=masks.Causal()).scheduler == "static", "one work for each CTA"
     few = plan(SizeClass.FEW_TILES, group=4)
     assert few.split_kv and few.float32_out and few.packed_heads == 4
     assert plan(SizeClass.FEW_TILES, group=3).packed_heads == 1, "128 rows hold no whole number of groups of 3"
+
+
+def test_pairs_share_products_where_stages_are_short_or_no_block_is_wasted():
+    assert plan().cta_group == 2 and plan(mask=masks.Causal()).cta_group == 1 and plan(head_dim=64).cta_group == 1
+    for head_dim, value_head_dim in ((256, 256), (192, 128)):
+        paired = plan(head_dim=head_dim, value_head_dim=value_head_dim, mask=masks.Causal())
+        assert (paired.cta_group, paired.kv_chunks, paired.kv_stages) == (2, 1, 5)
+        alone = plan(SizeClass.FEW_TILES, head_dim=head_dim, value_head_dim=value_head_dim)
+        assert (alone.cta_group, alone.kv_chunks) == (1, 2) and alone.kv_stages >= 4
+    with pytest.raises(ValueError, match="cta_group: 2 does not go with split_kv"):
+        dataclasses.replace(plan(), split_kv=True)
 
 
 @st.composite

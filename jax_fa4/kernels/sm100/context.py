@@ -6,7 +6,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Boolean
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.pipeline import Agent, CooperativeGroup, MbarrierArray, PipelineOp
@@ -32,11 +32,12 @@ class Barriers:
       score_full: S of a slot is computed (mma to softmax). S needs no empty barrier: the next S of a slot is issued
         after the product that read the slot's P, which itself waited for softmax.
       p_full: the first three quarters of P are stored (softmax) and O is rescaled, or free at a tile's first block
-        (correction); mma may start the second product.
+        (correction), in all CTAs that share the product; mma may start the second product.
       p_tail: the last quarter of P is stored.
       o_full: O is accumulated: of the whole tile with two query tiles, of every block with one.
       inverse_full, inverse_empty: the factors that normalise a tile's rows, softmax to correction.
       o_store_full, o_store_empty: a tile's O in shared memory, correction to epilogue.
+      work: answers to the scheduler's requests for work, to all roles; None with a static schedule.
     """
 
     q: pipeline.PipelineTmaUmma
@@ -49,6 +50,7 @@ class Barriers:
     inverse_empty: MbarrierArray
     o_store_full: MbarrierArray
     o_store_empty: MbarrierArray
+    work: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Shared:
     o: Any
     scale: cute.Tensor  # [slot, row] factor by which a block changes O
     inverse: cute.Tensor  # [tile, row] factor that normalises O at the end
+    response: Any  # 16 bytes: the hardware's answer to a request for work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,8 @@ class Context:
       qk, pv: the two products, S = Q K^T and O += P V.
       p_layout: arrangement of P as an operand of the second product.
       o_layout: swizzled layout of O in shared memory.
-      tx_bytes: bytes that a load of a K or V tile brings.
+      tx_bytes: bytes that a load of a K or V tile brings, to all CTAs that share it.
+      rank: this CTA's place among those that share their products; 0 leads: its mma role issues them.
       tmem: the address of the block's tensor memory, for the roles that use it.
     """
 
@@ -112,6 +116,7 @@ class Context:
     p_layout: Any
     o_layout: Any
     tx_bytes: dict[str, int]
+    rank: Any
     tmem: Any = None
 
     @property
@@ -120,7 +125,7 @@ class Context:
 
     @property
     def q_tile(self) -> tuple[int, int]:
-        return BLOCK_Q, self.plan.head_dim
+        return self.plan.q_rows, self.plan.head_dim
 
     @property
     def k_tile(self) -> tuple[int, int]:
@@ -131,10 +136,15 @@ class Context:
         return self.plan.value_head_dim, BLOCK_K // self.plan.kv_chunks
 
 
+def block_of(context: Context, work, tile):
+    """Index of this CTA's block of 128 rows of a query tile, in the sequence."""
+    return (work.first_tile + tile) * context.plan.cta_group + context.rank
+
+
 def query_of(context: Context, work, tile, row):
     """(query head, row of the sequence) of a row of a tile; under GQA packing neighbouring rows differ in head."""
     packed = context.plan.packed_heads
-    position = (work.first_tile + tile) * BLOCK_Q + row
+    position = block_of(context, work, tile) * BLOCK_Q + row
     if packed == 1:
         return work.head, position
     return work.head * packed + position % packed, position // packed
@@ -143,7 +153,7 @@ def query_of(context: Context, work, tile, row):
 def result_of(context: Context, work, tile, row):
     """((row, head, batch) of a tile's row in the results `memory.o` and `memory.lse`, whether it exists)."""
     if context.plan.split_kv:  # partial results: rows as packed, a batch for each split
-        return ((work.first_tile + tile) * BLOCK_Q + row, work.head, (work.split, work.batch)), Boolean(True)
+        return (block_of(context, work, tile) * BLOCK_Q + row, work.head, (work.split, work.batch)), Boolean(True)
     head, q_row = query_of(context, work, tile, row)
     return (q_row, head, work.batch), q_row < context.memory.lse.shape[0]
 
@@ -159,13 +169,13 @@ def _accumulator(context: Context, product: cute.TiledMma, shape, column):
 
 def scores(context: Context, slot):
     """S of a slot in tensor memory."""
-    return _accumulator(context, context.qk, (BLOCK_Q, BLOCK_K), slot * BLOCK_K)
+    return _accumulator(context, context.qk, (context.plan.q_rows, BLOCK_K), slot * BLOCK_K)
 
 
 def products(context: Context, tile):
     """O of a query tile in tensor memory."""
     plan = context.plan
-    return _accumulator(context, context.pv, (BLOCK_Q, plan.value_head_dim), plan.output_column(tile))
+    return _accumulator(context, context.pv, (plan.q_rows, plan.value_head_dim), plan.output_column(tile))
 
 
 def probabilities(context: Context, slot):
@@ -193,6 +203,9 @@ def storage_type(plan: ForwardPlan, dtype, layouts):
         "kv": cute.struct.MemRange[cutlass.Int64, 2 * stages],
         **dict.fromkeys(BARRIER_NAMES, barrier),
         "tmem_address": cutlass.Int32,
+        "tmem_freed": cutlass.Int64,
+        "work": cute.struct.MemRange[cutlass.Int64, 2],
+        "response": cute.struct.Align[cute.struct.MemRange[cutlass.Int32, 4], 16],
         "scale": statistics,
         "inverse": statistics,
         "s_q": tile_memory(max(cute.cosize(layouts.q), cute.cosize(layouts.o) if plan.o_over_q else 0)),
@@ -205,52 +218,108 @@ def storage_type(plan: ForwardPlan, dtype, layouts):
     return storage
 
 
-BARRIER_NAMES = tuple(f.name for f in dataclasses.fields(Barriers) if f.name not in ("q", "kv"))
+BARRIER_NAMES = tuple(f.name for f in dataclasses.fields(Barriers) if f.name not in ("q", "kv", "work"))
 
 
-def make_barriers(plan: ForwardPlan, storage, q_bytes: int, k_bytes: int) -> Barriers:
+def make_barriers(plan: ForwardPlan, storage, tx_bytes: dict[str, int]) -> Barriers:
     """Initialises all barriers (warp 0); a block-wide synchronisation must follow."""
 
-    def tma(name, stages, arrivals, tx_bytes):
+    group = plan.cta_group
+    ctas = cute.make_layout((group, 1, 1, 1))
+
+    def tma(name, stages, arrivals, stage_bytes):
         return pipeline.PipelineTmaUmma.create(
             barrier_storage=getattr(storage, name).data_ptr(),
             num_stages=stages,
             producer_group=threads(1),
             consumer_group=threads(arrivals),
-            tx_count=tx_bytes,
+            tx_count=stage_bytes,
+            cta_layout_vmnk=ctas,
             defer_sync=True,
         )
 
     def array(name, kind, arrivals, count=SLOTS):
         return MbarrierArray(getattr(storage, name).data_ptr(), count, (kind, threads(arrivals)))
 
+    work = None
+    if plan.scheduler == "clc":
+        work = pipeline.PipelineClcFetchAsync.create(
+            barrier_storage=storage.work.data_ptr(),
+            num_stages=1,
+            producer_group=threads(1),
+            consumer_group=threads(group * plan.working_warps + 2),  # and the leader's mma and scheduler
+            tx_count=16,
+            cta_layout_vmnk=ctas,
+            defer_sync=True,
+        )
     mma, warps = PipelineOp.TCGen05Mma, PipelineOp.AsyncThread
     return Barriers(
-        q=tma("q", plan.q_tiles, 2 if plan.o_over_q else 1, q_bytes),
-        kv=tma("kv", plan.kv_stages, 1, k_bytes),
+        q=tma("q", plan.q_tiles, 2 if plan.o_over_q else 1, tx_bytes["q"]),
+        kv=tma("kv", plan.kv_stages, 1, tx_bytes["k"]),
         score_full=array("score_full", mma, 1),
-        p_full=array("p_full", warps, 8),
-        p_tail=array("p_tail", warps, 4),
+        p_full=array("p_full", warps, 8 * group),
+        p_tail=array("p_tail", warps, 4 * group),
         o_full=array("o_full", mma, 1),
         inverse_full=array("inverse_full", warps, 4),
         inverse_empty=array("inverse_empty", warps, 4),
         o_store_full=array("o_store_full", warps, 4),
         o_store_empty=array("o_store_empty", warps, 1),
+        work=work,
     )
 
 
 @dsl_user_op
-def arrive_warp(barrier: MbarrierArray, index, *, loc=None, ip=None) -> None:
-    """One arrival for the calling warp, after all its lanes got here."""
+def arrive_warp(barrier: MbarrierArray, index, rank=None, *, loc=None, ip=None) -> None:
+    """One arrival for the calling warp, after all its lanes got here; at the barrier of the CTA `rank`, or its own."""
     cute.arch.sync_warp(loc=loc, ip=ip)
     with cute.arch.elect_one(loc=loc, ip=ip):
-        barrier.arrive(index, None, loc=loc, ip=ip)
+        barrier.arrive(index, rank, loc=loc, ip=ip)
 
 
-@dsl_user_op
-def commit(barrier: MbarrierArray, index, *, loc=None, ip=None) -> None:
-    """An arrival when all products issued so far are complete."""
-    barrier.arrive(index, None, tcgen05.CtaGroup.ONE, loc=loc, ip=ip)
+def arrive_leader(context: Context, barrier: MbarrierArray, index) -> None:
+    """`arrive_warp` at the CTA whose mma role issues this CTA's products."""
+    arrive_warp(barrier, index, None if context.plan.cta_group == 1 else 0)
+
+
+def commit(context: Context, barrier: MbarrierArray, index) -> None:
+    """An arrival when all products issued so far are complete, in all CTAs that share them."""
+    group = context.plan.cta_group
+    barrier.arrive(index, None if group == 1 else (1 << group) - 1, cta_group(context.plan))
+
+
+def cta_group(plan: ForwardPlan) -> tcgen05.CtaGroup:
+    """The plan's CTAs that share a product, as the DSL names them."""
+    return tcgen05.CtaGroup.ONE if plan.cta_group == 1 else tcgen05.CtaGroup.TWO
+
+
+def read_tmem(source: cute.Tensor, values: cute.Tensor) -> None:
+    """Fills float32 registers from successive columns of the thread's row; `source` begins at the first of them.
+
+    Written out, not a copy of tensors: values that do not pass through the wait the compiler moves before it.
+    """
+    count, most = cute.size(values), 32
+    registers = cute.make_tensor(values.iterator, cute.make_layout(count))
+    parts = [range(first, min(first + most, count)) for first in range(0, count, most)]
+    loaded = [_load_columns(source.iterator + part[0], len(part)) for part in parts]
+    wait = "tcgen05.wait::ld.sync.aligned; "
+    for part, words in zip(parts, loaded, strict=True):
+        results = cute.arch.inline_ptx(
+            wait + " ".join(f"mov.b32 {{$w{i}}}, {{$r{i}}};" for i in range(len(part))),
+            write_only_types=[Uint32] * len(part),
+            read_only_args=list(words),
+        )
+        for i, value in zip(part, results, strict=True):
+            registers[i] = value.bitcast(Float32)
+        wait = ""
+
+
+def _load_columns(address, count: int):
+    names = ", ".join(f"{{$w{i}}}" for i in range(count))
+    return cute.arch.inline_ptx(
+        f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {{{names}}}, [{{$r0}}];",
+        write_only_types=[Uint32] * count,
+        read_only_args=[Int32(address.toint())],
+    )
 
 
 @dsl_user_op

@@ -10,12 +10,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
+from jax_fa4.kernels.sm100 import dispatch
 from jax_fa4.kernels.sm100.context import (
     SCALE_BARRIER,
     Context,
+    arrive_leader,
     arrive_warp,
     finish_tmem_stores,
     products,
+    read_tmem,
     result_of,
     tmem_fence,
 )
@@ -32,8 +35,8 @@ def run(context: Context):
     row = cute.arch.thread_idx()[0] % BLOCK_Q
     turn, output_phase, tile_phase = Int32(0), Int32(0), Int32(0)
     for tile in cutlass.range_constexpr(plan.q_tiles):
-        arrive_warp(barriers.p_full, tile)  # O is free for a tile's first product
-    number = cute.arch.block_idx()[0]
+        arrive_leader(context, barriers.p_full, tile)  # O is free for a tile's first product
+    number, done = dispatch.first(context), Int32(0)
     while number < context.work.count:
         work = context.work.at(number)
         for step in cutlass.range(1, work.count, unroll=1):
@@ -48,10 +51,11 @@ def run(context: Context):
         turn += work.count
         for tile in cutlass.range_constexpr(plan.q_tiles):
             _finish(context, work, tile, row, tile_phase, output_phase)
-            arrive_warp(barriers.p_full, tile if cutlass.const_expr(plan.q_tiles == 2) else turn % SLOTS)
+            slot = tile if cutlass.const_expr(plan.q_tiles == 2) else turn % SLOTS
+            arrive_leader(context, barriers.p_full, slot)
         output_phase ^= 1
         tile_phase ^= 1
-        number += cute.arch.grid_dim()[0]
+        number, done = dispatch.following(context, number, done)
 
 
 @cute.jit
@@ -71,12 +75,11 @@ def _rescale(context: Context, tile: cutlass.Constexpr, slot, row):
         store, t_targets = _parts(context, tile, row, tcgen05.copy.St32x32bOp, _COLUMNS)
         for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
             values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
-            cute.copy(load, t_parts[i], values)
-            cute.arch.fence_view_async_tmem_load()
+            read_tmem(t_parts[i], values)
             _scale(values, scale)
             cute.copy(store, values, t_targets[i])
         finish_tmem_stores()
-    arrive_warp(context.barriers.p_full, slot)
+    arrive_leader(context, context.barriers.p_full, slot)
 
 
 @cute.jit
@@ -102,8 +105,7 @@ def _store_global(context: Context, work, tile: cutlass.Constexpr, row, inverse)
     load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
     for i in cutlass.range_constexpr(context.plan.value_head_dim // _COLUMNS):
         values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
-        cute.copy(load, t_parts[i], values)
-        cute.arch.fence_view_async_tmem_load()
+        read_tmem(t_parts[i], values)
         _scale(values, inverse)
         vectors = cute.make_tensor(values.iterator, cute.make_layout((4, _COLUMNS // 4)))
         if exists:
@@ -124,8 +126,7 @@ def _store_shared(context: Context, tile: cutlass.Constexpr, row, inverse, phase
     load, t_parts = _parts(context, tile, row, tcgen05.copy.Ld32x32bOp, _COLUMNS)
     for i in cutlass.range_constexpr(plan.value_head_dim // _COLUMNS):
         values = cute.make_rmem_tensor(load.partition_D(_coordinates(_COLUMNS)).shape, Float32)
-        cute.copy(load, t_parts[i], values)
-        cute.arch.fence_view_async_tmem_load()
+        read_tmem(t_parts[i], values)
         _scale(values, inverse)
         rounded = cute.make_rmem_tensor((_VECTOR, _COLUMNS // _VECTOR), context.dtype)
         rounded.store(cute.make_tensor(values.iterator, rounded.layout).load().to(context.dtype))

@@ -5,7 +5,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.sm100.context import Context
+from jax_fa4.kernels.sm100 import dispatch
+from jax_fa4.kernels.sm100.context import Context, block_of
 from jax_fa4.kernels.sm100.plans import BLOCK_Q
 
 
@@ -23,18 +24,19 @@ def run(context: Context):
     # Shared memory is free again once the store has read it: for the next O, or, where they share it, for the next Q.
     empty = barriers.q.sync_object_empty if plan.o_over_q else barriers.o_store_empty
     phase = Int32(0)
-    number = cute.arch.block_idx()[0]
+    number, done = dispatch.first(context), Int32(0)
     while number < context.work.count:
         work = context.work.at(number)
         for tile in cutlass.range_constexpr(plan.q_tiles):
             barriers.o_store_full.wait(tile, phase)
-            cute.copy(memory.store_o, s_o[None, tile], g_o[None, work.first_tile + tile, 0, work.head, work.batch])
+            target = g_o[None, block_of(context, work, tile), 0, work.head, work.batch]
+            cute.copy(memory.store_o, s_o[None, tile], target)
             cute.arch.cp_async_bulk_commit_group()
         for tile in cutlass.range_constexpr(plan.q_tiles):
             cute.arch.cp_async_bulk_wait_group(plan.q_tiles - 1 - tile, read=True)
             _release(empty, tile)
         phase ^= 1
-        number += cute.arch.grid_dim()[0]
+        number, done = dispatch.following(context, number, done)
 
 
 def _release(barrier, tile: int) -> None:

@@ -14,7 +14,7 @@ import cutlass.pipeline as pipeline
 import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.nvgpu.tcgen05 import OperandMajorMode, OperandSource
 from cutlass.memory import TmemAllocator
 
@@ -22,8 +22,17 @@ from jax_fa4.kernels.common import abi
 from jax_fa4.kernels.common.copies import permuted
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.scheduler import TileSchedule, section_heads
-from jax_fa4.kernels.sm100 import combine, correction, epilogue, load, mma, softmax
-from jax_fa4.kernels.sm100.context import TMEM_BARRIER, Context, Global, Layouts, Shared, make_barriers, storage_type
+from jax_fa4.kernels.sm100 import combine, correction, dispatch, epilogue, load, mma, softmax
+from jax_fa4.kernels.sm100.context import (
+    TMEM_BARRIER,
+    Context,
+    Global,
+    Layouts,
+    Shared,
+    cta_group,
+    make_barriers,
+    storage_type,
+)
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS, TMEM_COLUMNS, ForwardPlan
 from jax_fa4.kernels.sm100.tiles import WorkList
 
@@ -35,11 +44,12 @@ class Forward:
         self.spec, self.plan = spec, plan
         self.buffers = abi.forward_buffers(spec) + (combine.partial_buffers(spec) if plan.split_kv else ())
         self.dtype = DTYPES[spec.dtype]
-        self.qk_tiler = (BLOCK_Q, BLOCK_K, plan.head_dim)
-        self.pv_tiler = (BLOCK_Q, plan.value_head_dim, BLOCK_K)
+        rows = plan.q_rows
+        self.qk_tiler = (rows, BLOCK_K, plan.head_dim)
+        self.pv_tiler = (rows, plan.value_head_dim, BLOCK_K)
         # What a stage of the ring holds of K and V.
-        self.k_tiler = (BLOCK_Q, BLOCK_K, plan.head_dim // plan.kv_chunks)
-        self.v_tiler = (BLOCK_Q, plan.value_head_dim, BLOCK_K // plan.kv_chunks)
+        self.k_tiler = (rows, BLOCK_K, plan.head_dim // plan.kv_chunks)
+        self.v_tiler = (rows, plan.value_head_dim, BLOCK_K // plan.kv_chunks)
 
     @cute.jit
     def __call__(self, g, dims, stream):
@@ -52,30 +62,38 @@ class Forward:
             splits = combine.splits(schedule.count, dims)
             partial = combine.partial_tensors(plan, schedule, splits, g)
         memory = self._memory(g, qk, pv, layouts, partial)
-        grid = [cutlass.min(schedule.count * splits, dims.sm_count), 1, 1]
+        grid = [dispatch.grid(plan, schedule.count * splits, dims.sm_count), 1, 1]
         # A copy of g: launching a kernel leaves the kernel's own values in the namespace.
         self.kernel(memory, schedule, splits, qk, pv, layouts, SimpleNamespace(**vars(g)), dims).launch(
-            grid=grid, block=[plan.warps.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+            grid=grid,
+            block=[plan.warps.threads, 1, 1],
+            cluster=[plan.cta_group, 1, 1] if plan.cta_group > 1 else None,
+            stream=stream,
+            min_blocks_per_mp=1,
         )
         if cutlass.const_expr(plan.split_kv):
             combine.launch(self.spec, plan, partial, splits, g, dims, stream)
 
     def _schedule(self, dims) -> TileSchedule:
         plan, spec = self.plan, self.spec
-        q_blocks = cute.ceil_div(dims.S * plan.packed_heads, plan.q_tiles * BLOCK_Q)
+        q_blocks = cute.ceil_div(dims.S * plan.packed_heads, plan.q_tiles * plan.q_rows)
         kv_bytes = dims.T * (spec.head_dim + spec.value_head_dim) * plan.itemsize
-        heads = section_heads(plan.longest_first, spec.group // plan.packed_heads, kv_bytes, plan.l2_bytes)
-        return TileSchedule(q_blocks, dims.H // plan.packed_heads, dims.B, heads)
+        most = section_heads(plan.longest_first, spec.group // plan.packed_heads, kv_bytes, plan.l2_bytes)
+        heads = dims.H // plan.packed_heads
+        if plan.longest_first:  # in sections of equal size: a short last one would leave multiprocessors idle
+            sections = cutlass.max((heads * dims.B + most - 1) // most, Int32(1))
+            most = (heads * dims.B + sections - 1) // sections
+        return TileSchedule(q_blocks, heads, dims.B, most)
 
     def _products(self):
         """S = Q K^T from shared memory, O += P V with P in tensor memory."""
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
-        one = tcgen05.CtaGroup.ONE
+        group = cta_group(self.plan)
         qk = blackwell.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k_major, k_major, Float32, one, self.qk_tiler[:2]
+            self.dtype, self.dtype, k_major, k_major, Float32, group, self.qk_tiler[:2]
         )
         pv = blackwell.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k_major, mn_major, Float32, one, self.pv_tiler[:2], OperandSource.TMEM
+            self.dtype, self.dtype, k_major, mn_major, Float32, group, self.pv_tiler[:2], OperandSource.TMEM
         )
         return qk, pv
 
@@ -103,8 +121,8 @@ class Forward:
     def _memory(self, g, qk, pv, layouts, partial) -> Global:
         """TMA atoms and the tensors they address: rows, columns, head, batch (columns, rows for V)."""
         plan = self.plan
-        cluster = (1, 1, 1, 1)
-        load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+        cluster = (plan.cta_group, 1, 1, 1)
+        load_op = cpasync.CopyBulkTensorTileG2SOp(cta_group(plan))
         q, o = (packed(permuted(t, 1, 3, 2, 0), plan.packed_heads) for t in (g.q, g.o))
         k, v = permuted(g.k, 1, 3, 2, 0), permuted(g.v, 3, 1, 2, 0)
         a, b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
@@ -131,23 +149,32 @@ class Forward:
                 if cutlass.const_expr(atom is not None):
                     cpasync.prefetch_descriptor(atom)
         storage = utils.SmemAllocator().allocate(storage_type(plan, self.dtype, layouts))
-        q_bytes = cute.size_in_bytes(self.dtype, one_stage(layouts.q))
-        k_bytes = cute.size_in_bytes(self.dtype, one_stage(layouts.k))
-        barriers = make_barriers(plan, storage, q_bytes, k_bytes)
+        tx_bytes = {
+            name: cute.size_in_bytes(self.dtype, one_stage(getattr(layouts, name))) * plan.cta_group for name in "qkv"
+        }
+        barriers = make_barriers(plan, storage, tx_bytes)
         tmem = TmemAllocator(
             storage.tmem_address.ptr,
             barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER, warps.tmem_threads),
             allocator_warp_id=warps.mma,
+            is_two_cta=plan.cta_group == 2,
+            two_cta_tmem_dealloc_mbar_ptr=storage.tmem_freed.ptr if plan.cta_group == 2 else None,
         )
-        pipeline.pipeline_init_arrive(is_relaxed=True)
-        tx_bytes = {"k": k_bytes, "v": cute.size_in_bytes(self.dtype, one_stage(layouts.v))}
+        ctas = cute.make_layout((plan.cta_group, 1))
+        pipeline.pipeline_init_arrive(ctas, is_relaxed=True)
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.cta_group == 2 else 0
         shared = self._shared(storage, layouts)
         work = WorkList(self.spec, plan, schedule, splits, g, dims)
-        context = Context(self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, layouts.o, tx_bytes)
-        pipeline.pipeline_init_wait()
+        context = Context(
+            self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, layouts.o, tx_bytes, rank
+        )
+        pipeline.pipeline_init_wait(ctas)
 
-        if warp > warps.epilogue:
+        if warp == warps.scheduler:
             cute.arch.setmaxregister_decrease(plan.registers.other)
+            if cutlass.const_expr(plan.scheduler == "clc"):
+                if rank == 0:
+                    dispatch.run(context)
         if warp == warps.load:
             cute.arch.setmaxregister_decrease(plan.registers.other)
             load.run(context)
@@ -156,7 +183,8 @@ class Forward:
             tmem.allocate(TMEM_COLUMNS)
             tmem.wait_for_alloc()
             address = tmem.retrieve_ptr(Float32)
-            mma.run(dataclasses.replace(context, tmem=address))
+            if rank == 0:
+                mma.run(dataclasses.replace(context, tmem=address))
             tmem.relinquish_alloc_permit()
             tmem.wait_for_alloc()
             tmem.free(address)
@@ -187,7 +215,7 @@ class Forward:
             o = storage.s_o.get_tensor(layouts.o.outer, swizzle=layouts.o.inner)
         rows = cute.make_layout((SLOTS, BLOCK_Q), stride=(BLOCK_Q, 1))
         statistics = (getattr(storage, name).get_tensor(rows) for name in ("scale", "inverse"))
-        return Shared(q, k, v, o, *statistics)
+        return Shared(q, k, v, o, *statistics, storage.response.data_ptr())
 
 
 def packed(tensor: cute.Tensor, heads: int) -> cute.Tensor:

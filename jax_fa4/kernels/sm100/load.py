@@ -3,15 +3,17 @@
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
+from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from jax_fa4.kernels.sm100 import dispatch
 from jax_fa4.kernels.sm100.context import Context
 
 
 @cute.jit
 def run(context: Context):
     plan, memory, shared = context.plan, context.memory, context.shared
-    qk, pv = context.qk.get_slice(0), context.pv.get_slice(0)
+    qk, pv = context.qk.get_slice(context.rank), context.pv.get_slice(context.rank)
     s_q, g_q = _partition(memory.load_q, shared.q, qk.partition_A(cute.flat_divide(memory.q, context.q_tile)))
     s_k, g_k = _partition(memory.load_k, shared.k, qk.partition_B(cute.flat_divide(memory.k, context.k_tile)))
     s_v, g_v = _partition(memory.load_v, shared.v, pv.partition_B(cute.flat_divide(memory.v, context.v_tile)))
@@ -19,7 +21,7 @@ def run(context: Context):
     q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.q_tiles)
     kv_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.kv_stages)
 
-    number = cute.arch.block_idx()[0]
+    number, done = dispatch.first(context), Int32(0)
     while number < context.work.count:
         work = context.work.at(number)
         for i in cutlass.range_constexpr(plan.q_tiles):
@@ -42,7 +44,7 @@ def run(context: Context):
                 kv_state = _fetch(context, kv_state, "k", work, block, g_k, s_k)
             if cutlass.const_expr(plan.q_tiles == 1):
                 kv_state = _fetch(context, kv_state, "v", work, block + 1, g_v, s_v)
-        number += cute.arch.grid_dim()[0]
+        number, done = dispatch.following(context, number, done)
     context.barriers.kv.producer_tail(kv_state)
 
 

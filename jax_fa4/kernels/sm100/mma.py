@@ -6,6 +6,7 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
+from jax_fa4.kernels.sm100 import dispatch
 from jax_fa4.kernels.sm100.context import Context, commit, probabilities, products, scores, tmem_fence
 from jax_fa4.kernels.sm100.plans import SLOTS
 
@@ -49,7 +50,7 @@ def _score(context: Context, slot, q, k, state, own_ring: cutlass.Constexpr):
         if cutlass.const_expr(own_ring):
             kv.consumer_release(state)
         state.advance()
-    commit(context.barriers.score_full, slot)
+    commit(context, context.barriers.score_full, slot)
     return state
 
 
@@ -108,7 +109,7 @@ def _two_tiles(context: Context):
     ring = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.kv_stages)
     phases = cute.make_rmem_tensor((2,), Int32)  # of p_full, by slot
     phases.fill(0)
-    number = cute.arch.block_idx()[0]
+    number, done = dispatch.first(context), Int32(0)
     while number < context.work.count:
         work = context.work.at(number)
         for step in cutlass.range(work.count + 1, unroll=1):
@@ -123,7 +124,7 @@ def _two_tiles(context: Context):
                     _output(context, (i, i, phases[i]), v, v_state, block + 1 != blocks.end - 1, False)
                     phases[i] = phases[i] ^ 1
                     if block + 1 == blocks.start:
-                        commit(barriers.o_full, i)
+                        commit(context, barriers.o_full, i)
                 if step < work.count:
                     if cutlass.const_expr(i == 0):
                         ring = _await_chunks(context, k_state)
@@ -137,9 +138,9 @@ def _two_tiles(context: Context):
                 _release_chunks(context, k_state)
             if step == work.count - 1:
                 for i in cutlass.range_constexpr(2):
-                    commit(barriers.q.sync_object_empty, i)
+                    commit(context, barriers.q.sync_object_empty, i)
         q_phase ^= 1
-        number += cute.arch.grid_dim()[0]
+        number, done = dispatch.following(context, number, done)
 
 
 @cute.jit
@@ -149,7 +150,7 @@ def _one_tile(context: Context):
     q, k, v = _operands(context)
     q_phase, turn = Int32(0), Int32(0)
     ring = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.kv_stages)
-    number = cute.arch.block_idx()[0]
+    number, done = dispatch.first(context), Int32(0)
     while number < context.work.count:
         work = context.work.at(number)
         barriers.q.sync_object_full.wait(0, q_phase)
@@ -157,11 +158,11 @@ def _one_tile(context: Context):
             if step < work.count:
                 ring = _score(context, (turn + step) % SLOTS, q[None, None, None, 0], k, ring, True)
                 if step == work.count - 1:
-                    commit(barriers.q.sync_object_empty, 0)
+                    commit(context, barriers.q.sync_object_empty, 0)
             if step > 0:
                 before = turn + step - 1
                 ring = _output(context, (before % SLOTS, 0, (before // SLOTS) % 2), v, ring, step > 1, True)
-                commit(barriers.o_full, 0)
+                commit(context, barriers.o_full, 0)
         turn += work.count
         q_phase ^= 1
-        number += cute.arch.grid_dim()[0]
+        number, done = dispatch.following(context, number, done)

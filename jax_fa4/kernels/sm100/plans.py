@@ -11,6 +11,7 @@ Plain Python: choosing a plan imports no compiler.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from jax_fa4 import masks
 from jax_fa4.spec import AttentionSpec
@@ -40,6 +41,7 @@ class Warps:
     mma: int = 12
     load: int = 13
     epilogue: int = 14
+    scheduler: int = 15
     count: int = 16
 
     @property
@@ -73,7 +75,9 @@ class ForwardPlan:
     Attributes:
       head_dim, value_head_dim: D and E, padded (see TILE_DIMS).
       itemsize: bytes of an input element.
-      q_tiles: query tiles of 128 rows a CTA works on at once, 2 or 1.
+      cta_group: CTAs that share each product: 1, or 2 neighbours of which each holds 128 rows of every query tile and
+        loads half of each tile of K and V, while the first one issues the products for both.
+      q_tiles: query tiles a CTA works on at once, 2 or 1.
       kv_chunks: parts in which a tile of K or V is loaded: with few stages, a part's memory is free before the whole
         product is done.
       kv_stages: chunks in the ring that K and V share.
@@ -87,14 +91,17 @@ class ForwardPlan:
         the largest P of the row some number above 1, which rounds, where 1 does not.
       packed_heads: query heads of one KV head whose rows share a tile (GQA packing); 1 without packing.
       split_kv: the key blocks of a tile are divided among CTAs, and a second kernel combines their results.
-      longest_first: query tiles are scheduled from the last to the first, in sections of heads whose K and V take
-        `l2_bytes` (of 126 MB).
+      scheduler: who hands out work: "static", CTA i takes i, i + CTAs, ...; or "clc", a CTA that is done asks the
+        hardware (cluster launch control) for work of which no CTA has begun, so that unequal work evens out.
+      longest_first: query tiles are scheduled from the last to the first, in sections of equally many heads, whose K and
+        V take `l2_bytes` (of 126 MB) at most.
     """
 
     arch: str
     head_dim: int
     value_head_dim: int
     itemsize: int = 2
+    cta_group: Literal[1, 2] = 1
     q_tiles: int = 2
     kv_chunks: int = 1
     kv_stages: int = 3
@@ -105,14 +112,25 @@ class ForwardPlan:
     exact_blocks: int = 2
     packed_heads: int = 1
     split_kv: bool = False
+    scheduler: Literal["static", "clc"] = "static"
     longest_first: bool = False
     l2_bytes: int = 48 * 2**20
     registers: Registers = Registers()
     warps: Warps = Warps()
 
     @property
+    def q_rows(self) -> int:
+        """Rows of a query tile, over the CTAs that share its products."""
+        return BLOCK_Q * self.cta_group
+
+    @property
     def tmem_columns(self) -> int:
         return SLOTS * BLOCK_K + self.q_tiles * self.value_head_dim
+
+    @property
+    def working_warps(self) -> int:
+        """Warps of a CTA that go from work to work, leader or not: of the roles softmax, correction, load, epilogue."""
+        return 4 * self.q_tiles + 4 + 1 + (0 if self.float32_out else 1)
 
     def score_column(self, slot: int) -> int:
         return slot * BLOCK_K
@@ -130,6 +148,10 @@ class ForwardPlan:
             "mma": range(w.mma, w.mma + 1),
             **{role: range(first, first + 4) for role, first in groups.items()},
             "epilogue": range(w.epilogue, w.epilogue + 1),
+<<<<<<< /tmp/mine
+            **({"scheduler": range(w.scheduler, w.scheduler + 1)} if self.scheduler == "clc" else {}),
+=======
+>>>>>>> jax_fa4/kernels/sm100/plans.py
         }
 
     @property
@@ -144,7 +166,8 @@ class ForwardPlan:
 
     @property
     def kv_stage_bytes(self) -> int:
-        return BLOCK_K * max(self.head_dim, self.value_head_dim) * self.itemsize // self.kv_chunks
+        """Of one CTA."""
+        return BLOCK_K * max(self.head_dim, self.value_head_dim) * self.itemsize // (self.kv_chunks * self.cta_group)
 
     @property
     def o_tile_bytes(self) -> int:
@@ -156,6 +179,8 @@ class ForwardPlan:
         return self.q_tiles * (self.q_tile_bytes + self.o_tile_bytes) + self.kv_stages * self.kv_stage_bytes + 3072
 
     def __post_init__(self):
+        if self.cta_group == 2 and self.split_kv:
+            raise ValueError(f"cta_group: 2 does not go with split_kv, which serves few query rows: {self}")
         for what, need, have in (
             ("tensor memory columns", self.tmem_columns, TMEM_COLUMNS),
             ("shared memory bytes", self.smem_bytes, SMEM_BYTES),
@@ -181,12 +206,21 @@ def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
         exp2_on_fma=(0, 0, 0, 0) if arch == "sm_103a" else _exp2_on_fma(q_tiles, value_head_dim, bounded),
         packed_heads=spec.group if few and BLOCK_Q % spec.group == 0 else 1,
         split_kv=few,
+        scheduler="clc" if bounded and not few else "static",
         longest_first=bounded,
     )
-    whole = _with_most_stages(ForwardPlan(kv_stages=2, **common))
-    if whole.kv_stages > 2 or head_dim % 64:
-        return whole
-    return _with_most_stages(ForwardPlan(kv_chunks=2, kv_stages=4, **common))
+    plan = _with_most_stages(ForwardPlan(kv_stages=2, **common))
+    # With two stages a tile's memory is awaited at every block. In pairs a CTA holds half of each.
+    short_of_stages = plan.kv_stages == 2
+    if head_dim % 64 or value_head_dim % 64:
+        return plan
+    if few:
+        return _with_most_stages(ForwardPlan(kv_stages=4, kv_chunks=2, **common)) if short_of_stages else plan
+    # Otherwise a pair takes as many cycles for a key block, or less from D = 128 on, but both CTAs visit every block
+    # that either needs: under causal masks and windows that outweighs it.
+    if short_of_stages or (value_head_dim == 128 and not bounded):
+        return _with_most_stages(ForwardPlan(kv_stages=4, cta_group=2, **common))
+    return plan
 
 
 def _with_most_stages(plan: ForwardPlan) -> ForwardPlan:

@@ -15,12 +15,15 @@ from cutlass.cute.nvgpu import tcgen05
 from jax_fa4 import masks
 from jax_fa4.kernels.common import mask, sequence
 from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, RowFragment, exp2
+from jax_fa4.kernels.sm100 import dispatch
 from jax_fa4.kernels.sm100.context import (
     SCALE_BARRIER,
     Context,
+    arrive_leader,
     arrive_warp,
     finish_tmem_stores,
     query_of,
+    read_tmem,
     result_of,
     scores,
     tmem_fence,
@@ -75,7 +78,7 @@ def _tiles(context: Context, tile, row, warp):
     barriers, work_list = context.barriers, context.work
     s_inverse, g_lse = context.shared.inverse, context.memory.lse
     turn, inverse_phase = Int32(0), Int32(1)
-    number = cute.arch.block_idx()[0]
+    number, done = dispatch.first(context), Int32(0)
     while number < work_list.count:
         work = work_list.at(number)
         blocks = work.blocks_of(tile)
@@ -101,7 +104,7 @@ def _tiles(context: Context, tile, row, warp):
         where, exists = result_of(context, work, tile, row)
         if exists:
             g_lse[where] = lse
-        number += cute.arch.grid_dim()[0]
+        number, done = dispatch.following(context, number, done)
 
 
 def _finish(context: Context, place: _Row, row_max, total) -> tuple[Float32, Float32]:
@@ -142,8 +145,7 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
     barriers.score_full.wait(slot, phase)
     tmem_fence("after")
     r_scores = cute.make_rmem_tensor(load.partition_D(_coordinates(BLOCK_K)).shape, Float32)
-    cute.copy(load, t_scores, r_scores)
-    cute.arch.fence_view_async_tmem_load()
+    read_tmem(t_scores, r_scores)
     values = cute.make_tensor(r_scores.iterator, cute.make_layout((1, BLOCK_K)))
     scale_log2 = _modify(context, place, block, values, masked)
 
@@ -208,9 +210,9 @@ def _probabilities(
         cute.copy(store, r_store[None, None, part], t_probabilities[None, None, part])
         if cutlass.const_expr(part + 1 == _HEAD_PARTS):
             finish_tmem_stores()
-            arrive_warp(barriers.p_full, slot)
+            arrive_leader(context, barriers.p_full, slot)
     finish_tmem_stores()
-    arrive_warp(barriers.p_tail, slot)
+    arrive_leader(context, barriers.p_tail, slot)
     return _total(_add(sums, parts[None, _PARTS - 1]))
 
 

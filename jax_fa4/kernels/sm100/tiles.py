@@ -1,4 +1,7 @@
-"""Which work a CTA does, computed alike by every role: its query tiles and the key blocks each of them visits."""
+"""Which work a CTA does, computed alike by every role: its query tiles and the key blocks each of them visits.
+
+CTAs that share their products (`plan.cta_group`) do the same work, each for its own rows of the query tiles.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from jax_fa4 import masks
 from jax_fa4.kernels.common import sequence
 from jax_fa4.kernels.common.mask import NUMBERS
 from jax_fa4.kernels.common.scheduler import TileSchedule
-from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, ForwardPlan
+from jax_fa4.kernels.sm100.plans import BLOCK_K, ForwardPlan
 from jax_fa4.spec import AttentionSpec
 
 
@@ -40,7 +43,7 @@ class Work:
     """A CTA's current work.
 
     Attributes:
-      first_tile: index of its first query tile among those of the query sequence.
+      first_tile: index of its first query tile (of `plan.q_rows` rows) among those of the query sequence.
       head: query head; under GQA packing KV head.
       kv_head, batch: indices.
       split: which part of the key blocks this is, under split-KV.
@@ -104,7 +107,7 @@ class WorkList:
         geometry = sequence.geometry(spec, self.g, self.dims, tile.batch)
         first_tile = tile.q_block * plan.q_tiles
         ranges = [
-            masks.block_range(spec.mask, first_tile + i, BLOCK_Q // plan.packed_heads, BLOCK_K, geometry)
+            masks.block_range(spec.mask, first_tile + i, plan.q_rows // plan.packed_heads, BLOCK_K, geometry)
             for i in range(plan.q_tiles)
         ]
         ranges = [tuple(Int32(edge) for edge in edges) for edges in ranges]
