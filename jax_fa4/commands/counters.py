@@ -1,11 +1,14 @@
 """``python -m jax_fa4 counters``: what the kernels of a call execute, counted on the software GPU."""
 
 import argparse
+import sys
+
+DEFAULT_SHAPE = "1,1024,1,128"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="sm_100a", choices=("sm_90a", "sm_100a"))
-    parser.add_argument("--shape", default="1,1024,1,128", metavar="B,S,H,D", help="default: 1,1024,1,128")
+    parser.add_argument("--shape", default=DEFAULT_SHAPE, metavar="B,S,H,D", help=f"default: {DEFAULT_SHAPE}")
     parser.add_argument("--keys", type=int, help="length of keys and values (default: S)")
     parser.add_argument("--kv-heads", type=int, help="default: H")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
@@ -17,11 +20,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cycles", action="store_true", help="follow a model of the clock, and estimate times and waits"
     )
     parser.add_argument(
+<<<<<<< /tmp/mine
+        "--peer",
+        choices=("flash-attn-4",),
+        help="a table, in Markdown, of our sm_100a forward kernel beside its published one, both run now on the same "
+        "inputs: D 64 and 128, full and causal, S 1k and 4k; with --shape 1,S,1,D (and --causal) that case alone",
+=======
         "--machine-code", action="store_true", help="count the assembler's instructions too, by role (needs nvdisasm)"
+>>>>>>> jax_fa4/commands/counters.py
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
+    if arguments.peer:
+        return _beside_peer(arguments)
     import jax
     import jax.numpy as jnp
 
@@ -58,4 +70,21 @@ def main(arguments: argparse.Namespace) -> int:
         for pass_, report in zip(plan.PASSES, reports, strict=False):
             for work in sass.of_run(report, spec, arguments.arch, size, pass_):
                 print(work)
+    return 0
+
+
+def _beside_peer(arguments: argparse.Namespace) -> int:
+    from jax_fa4.peers import counters
+    from jax_fa4.peers.compiled import MissingPeer
+
+    cases = counters.CASES
+    if arguments.shape != DEFAULT_SHAPE:
+        batch, length, heads, head_dim = map(int, arguments.shape.split(","))
+        if (batch, heads) != (1, 1) or head_dim not in (64, 128):
+            sys.exit(f"--shape {arguments.shape}: beside a peer one head of D 64 or 128 is counted; give 1,S,1,D")
+        cases = (counters.Case(head_dim, arguments.causal, length),)
+    try:
+        print(counters.table({case: counters.count(case, seed=arguments.seed) for case in cases}))
+    except MissingPeer as error:
+        sys.exit(f"--peer {error}")
     return 0

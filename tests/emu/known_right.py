@@ -1,90 +1,25 @@
-"""Calls flash-attn-4's compiled kernels on the software GPU, and the float64 attention that they must agree with."""
+"""Inputs for flash-attn-4's compiled kernels, and the float64 attention that they must agree with."""
 
-import ctypes
 import functools
-import json
-import os
 import pathlib
-import struct
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
-from emu import flash_attn_4
 
-from jax_fa4 import emulator
+from jax_fa4.peers import compiled, flash_attn_4
+from jax_fa4.peers.compiled import Kernel, aligned
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def aligned(shape, dtype, fill=None) -> np.ndarray:
-    """Device memory starts at multiples of 256 bytes. Without `fill` it holds NaNs."""
-    dtype = np.dtype(dtype)
-    raw = np.full(int(np.prod(shape)) * dtype.itemsize + 256, 0xFF, np.uint8)
-    start = -raw.ctypes.data % 256
-    out = raw[start:start + raw.size - 256].view(dtype).reshape(shape)
-    if fill is not None:
-        out[...] = fill
-    return out
-
-
 @functools.cache
 def folder(arch: str, case: str) -> pathlib.Path:
-    """Compiled kernels of a case: from the cache, or compiled now; skips the test without flash-attn-4."""
-    cache = pathlib.Path(os.environ.get("JAX_FA4_KNOWN_RIGHT") or pathlib.Path.home() / ".cache/jax_fa4/known_right")
-    out = cache / f"4.0.0b36-{arch}"
-    if not list(out.glob(f"{case}_Flash*/call.json")):
-        python = os.environ.get("JAX_FA4_KNOWN_RIGHT_PYTHON") or sys.executable
-        probe = "import torch, importlib.metadata as m; assert m.version('flash-attn-4') == '4.0.0b36'"
-        if subprocess.run([python, "-c", probe], capture_output=True).returncode:
-            pytest.skip("needs flash-attn-4 4.0.0b36 and torch (pip install 'jax_fa4[peers]'), or "
-                        "JAX_FA4_KNOWN_RIGHT_PYTHON naming an interpreter that has them")
-        done = subprocess.run([python, flash_attn_4.__file__, arch, str(out), case], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-    return out
-
-
-class Kernel:
-    """One compiled host function."""
-
-    def __init__(self, where: pathlib.Path, text: str | None = None):
-        object_bytes = (where / "host.o").read_bytes()
-        self.ptx = text or (where / "kernel.ptx").read_text()
-        self.module = emulator.load(object_bytes, self.ptx, _symbol(object_bytes))
-        self.arguments = json.loads((where / "call.json").read_text())
-
-    def __call__(self, tensors: list[np.ndarray], scale: float, **settings):
-        """Tensors in order; each becomes {pointer, int32 sizes, int64 strides but the last (1)} in memory."""
-        rest, values = iter(tensors), []
-        for argument in self.arguments:
-            if argument is None:
-                continue
-            if argument[0] == "tensor":
-                values.append(_tensor(next(rest)))
-            elif argument[0] == "float":
-                values.append(ctypes.c_float(scale))
-            else:
-                values.append(ctypes.c_int32(tensors[0].shape[1]) if argument[0] == "int" else ctypes.c_void_p(0))
-        result = ctypes.c_int32(0)
-        values.append(result)
-        vector = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-        report = self.module.run_vector(vector, tensors, emulator.Settings(), **settings)
-        assert result.value == 0
-        return report
-
-
-def _symbol(object_bytes: bytes) -> str:
-    start = object_bytes.index(b"_mlir_known_cutlass")
-    return object_bytes[start:object_bytes.index(b"\0", start)].decode()
-
-
-def _tensor(array: np.ndarray):
-    data = struct.pack("<Q", array.ctypes.data) + b"".join(struct.pack("<i", n) for n in array.shape)
-    data += b"\0" * (-len(data) % 8)
-    data += b"".join(struct.pack("<q", s // array.itemsize) for s in array.strides[:-1])
-    return ctypes.create_string_buffer(data, len(data))
+    """Compiled kernels of a case; skips the test without flash-attn-4."""
+    try:
+        return compiled.folder(arch, case)
+    except compiled.MissingPeer as error:
+        pytest.skip(str(error))
 
 
 class Problem:

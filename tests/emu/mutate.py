@@ -14,9 +14,10 @@ import sys
 import time
 
 import numpy as np
-from emu import flash_attn_4, known_right
+from emu import known_right
 
 from jax_fa4 import emulator
+from jax_fa4.peers import flash_attn_4
 
 # What is removed, by kind. A wait's predicate becomes true at once.
 KINDS = {

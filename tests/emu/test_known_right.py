@@ -5,7 +5,9 @@ import os
 
 import numpy as np
 import pytest
-from emu import emulated, flash_attn_4, known_right
+from emu import emulated, known_right
+
+from jax_fa4.peers import flash_attn_4
 
 SEEDS = range(int(os.environ.get("JAX_FA4_SEEDS", "2")))
 pytestmark = pytest.mark.slow

@@ -1,6 +1,6 @@
 """Compile flash-attn-4's own kernels, unchanged, to host object + PTX, without a GPU.
 
-    python flash_attn_4.py sm_100a OUTPUT_DIRECTORY case...
+    python jax_fa4/peers/flash_attn_4.py sm_100a OUTPUT_DIRECTORY case...
 
 Needs flash-attn-4 (4.0.0b36) and torch. Each kernel goes to OUTPUT_DIRECTORY/<case>_<kernel class>/: kernel.ptx, host.o
 and call.json. The kernels are compiled without TVM-FFI argument packing, so that they are called with pointers to

@@ -1,0 +1,1 @@
+"""Others' published kernels, compiled unchanged, beside ours on the software GPU."""
