@@ -20,14 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cycles", action="store_true", help="follow a model of the clock, and estimate times and waits"
     )
     parser.add_argument(
-<<<<<<< /tmp/mine
+        "--machine-code", action="store_true", help="count the assembler's instructions too, by role (needs nvdisasm)"
+    )
+    parser.add_argument(
         "--peer",
         choices=("flash-attn-4",),
         help="a table, in Markdown, of our sm_100a forward kernel beside its published one, both run now on the same "
         "inputs: D 64 and 128, full and causal, S 1k and 4k; with --shape 1,S,1,D (and --causal) that case alone",
-=======
-        "--machine-code", action="store_true", help="count the assembler's instructions too, by role (needs nvdisasm)"
->>>>>>> jax_fa4/commands/counters.py
     )
 
 

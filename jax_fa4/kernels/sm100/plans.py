@@ -148,10 +148,7 @@ class ForwardPlan:
             "mma": range(w.mma, w.mma + 1),
             **{role: range(first, first + 4) for role, first in groups.items()},
             "epilogue": range(w.epilogue, w.epilogue + 1),
-<<<<<<< /tmp/mine
             **({"scheduler": range(w.scheduler, w.scheduler + 1)} if self.scheduler == "clc" else {}),
-=======
->>>>>>> jax_fa4/kernels/sm100/plans.py
         }
 
     @property
