@@ -169,6 +169,7 @@ _RULES: dict[str, Callable] = {
     "add": _binary(operator.add),
     "and": _binary(operator.and_),
     "broadcast_in_dim": _same,
+    "ceil": _unary(lambda x: -cute.math.floor(-x)),
     "clamp": lambda _, low, x, high: _minimum(None, _maximum(None, x, low), high),
     "concatenate": _concatenate,
     "convert_element_type": _convert,
@@ -188,6 +189,7 @@ _RULES: dict[str, Callable] = {
     "le": _binary(operator.le),
     "log": _unary(lambda x: cute.math.log2(x, fastmath=True) * _LN_2),
     "log1p": _unary(lambda x: cute.math.log2(1.0 + x, fastmath=True) * _LN_2),
+    "log2": _unary(lambda x: cute.math.log2(x, fastmath=True)),
     "logistic": _logistic,
     "lt": _binary(operator.lt),
     "max": _maximum,
@@ -196,6 +198,7 @@ _RULES: dict[str, Callable] = {
     "ne": _binary(operator.ne),
     "neg": _unary(operator.neg),
     "not": _unary(lambda x: x == Boolean(False) if isinstance(x, Boolean) else ~x),
+    "one_minus_square": _unary(lambda x: (1.0 + x) * (1.0 - x)),  # since JAX 0.11, in the derivative of tanh
     "or": _binary(operator.or_),
     "pow": _binary(lambda a, b: cute.math.exp2(cute.math.log2(a, fastmath=True) * b, fastmath=True)),
     "rem": _remainder,
