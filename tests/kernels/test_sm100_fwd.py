@@ -27,6 +27,7 @@ LONGER = (
     Case("split", ("causal",), Shape(B=1, S=40, T=1500, H=4, K=1, D=128, E=128)),
     Case("split-sinks", ("sinks",), Shape(B=2, S=3, T=1300, H=8, K=2)),
     Case("padded-lengths", ("causal", "q_lengths", "kv_lengths"), Shape(B=3, S=300, T=400, H=2, K=1, D=96, E=96)),
+    Case("long-mask-function", ("mask_function",), Shape(B=1, S=300, T=700, H=2, K=1, D=128, E=128)),
     Case("padded", ("causal",), Shape(B=1, S=300, T=300, H=2, K=1, D=72, E=40)),
 )
 FAST = ("d128", "d256", "kitchen-sink", "split-sinks")
@@ -70,16 +71,7 @@ def distinct() -> list[Case]:
     return list(found.values())
 
 
-def known_to_spill(case: Case):
-    """A user's mask of several comparisons still takes more registers than there are: 256 bytes of local memory."""
-    spills = pytest.mark.xfail(reason="spills 256 bytes", strict=True)
-    return pytest.param(case, id=case.name, marks=[pytest.mark.slow, spills])
-
-
-@pytest.mark.parametrize(
-    "case",
-    [known_to_spill(p.values[0]) if p.id == "mask-function" else p for p in parameters(distinct())],
-)
+@pytest.mark.parametrize("case", parameters(distinct()))
 def test_machine_code_keeps_to_the_plan(case):
     chosen = plan.choose_plan(*key(case))
     artifact = compile.artifact(*key(case))

@@ -173,20 +173,25 @@ class ElementMask:
         base = place.key + fragment.column
         bounded = any(bounds for bounds in masks.bounds(self.mask, geometry)[:1])
         for c, step in enumerate(fragment.column_steps):
-            kv_id = None
-            if self.kv_ids is not None:
-                kv_id = self.kv_ids[cutlass.min(base + step, self.kv_ids.shape[0] - 1)]
+            kv_id = self.key_id(base + step)
             for r in range(len(fragment.row_steps)):
                 low, high = self.intervals[r]
                 keep = Int32(step) < high - base
                 if bounded:
                     keep = keep & (Int32(step) >= low - base)
-                if kv_id is not None:
-                    keep = keep & (kv_id == self.q_ids[r])
-                for predicate, arrays in self._predicates():
-                    indices = _indices(place, r, base + step, geometry)
-                    keep = keep & Boolean(scalar_jaxpr.call(predicate, indices, arrays))
+                for condition in self.conditions(r, base + step, kv_id, place, geometry):
+                    keep = keep & condition
                 fragment.scores[r, c] = cutlass.select_(keep, fragment.scores[r, c], Float32(NEG_INF))
+
+    def key_id(self, key: Int32) -> Any:
+        """The segment id of a key (of the last one, past the end), or None without segments."""
+        return None if self.kv_ids is None else self.kv_ids[cutlass.min(key, self.kv_ids.shape[0] - 1)]
+
+    def conditions(self, r: int, key: Int32, kv_id: Any, place: Place, geometry: masks.Geometry) -> list[Boolean]:
+        """What a score of row r must satisfy to survive, beside lying in the row's interval."""
+        same_segment = [] if kv_id is None else [kv_id == self.q_ids[r]]
+        indices = _indices(place, r, key, geometry)
+        return same_segment + [Boolean(scalar_jaxpr.call(f, indices, arrays)) for f, arrays in self._predicates()]
 
     def _predicates(self) -> list[tuple]:
         """Each predicate's function with the arrays that it reads."""

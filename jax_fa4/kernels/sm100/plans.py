@@ -93,8 +93,8 @@ class ForwardPlan:
       split_kv: the key blocks of a tile are divided among CTAs, and a second kernel combines their results.
       scheduler: who hands out work: "static", CTA i takes i, i + CTAs, ...; or "clc", a CTA that is done asks the
         hardware (cluster launch control) for work of which no CTA has begun, so that unequal work evens out.
-      longest_first: query tiles are scheduled from the last to the first, in sections of equally many heads, whose K and
-        V take `l2_bytes` (of 126 MB) at most.
+      longest_first: query tiles are scheduled from the last to the first, in sections of equally many heads, whose K
+        and V take `l2_bytes` (of 126 MB) at most.
     """
 
     arch: str

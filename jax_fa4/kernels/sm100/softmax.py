@@ -9,7 +9,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
 from jax_fa4 import masks
@@ -142,12 +142,14 @@ def _step(context: Context, place: _Row, turn, block, statistics, masked: cutlas
         slot, phase = turn % SLOTS, (turn // SLOTS) % 2
     load, store, t_scores, t_probabilities = _views(context, slot, place.row)
 
+    words = _kept_keys(context, place, block) if cutlass.const_expr(masked) else []
     barriers.score_full.wait(slot, phase)
     tmem_fence("after")
     r_scores = cute.make_rmem_tensor(load.partition_D(_coordinates(BLOCK_K)).shape, Float32)
     read_tmem(t_scores, r_scores)
     values = cute.make_tensor(r_scores.iterator, cute.make_layout((1, BLOCK_K)))
-    scale_log2 = _modify(context, place, block, values, masked)
+    scale_log2 = _modify(context, place, block, values)
+    _keep(values, words)
 
     block_max = _maximum(values)
     exact = turn - place.first_turn < plan.exact_blocks
@@ -232,21 +234,39 @@ def _views(context: Context, slot, row):
     return load, store, load.partition_S(s), store.partition_D(p)
 
 
-def _modify(context: Context, place: _Row, block, values, masked: bool) -> float:
-    """Score mods and mask, in place; returns what the values are to be multiplied by in the exponent."""
-    spec = context.spec
-    interval = masks.is_interval(spec.mask)
-    reads = masked and not interval
-    if spec.score_mods or reads:
-        for part in range(_PARTS):
-            _modify_part(context, place, block, values, part, reads)
-            if reads or sequence.score_functions(spec):
-                _end_block(place.q_row)
-    if masked and interval:
-        ((low, high),) = place.mask.intervals
-        base = block * BLOCK_K
-        _keep(values, low - base if context.work.masks_left else None, high - base)
-    return LOG2_E * (1.0 if spec.score_mods else spec.scale)
+def _kept_keys(context: Context, place: _Row, block) -> list[Uint32]:
+    """Which keys of a block the mask leaves to the row: a bit each, in a word for each part.
+
+    Found before the scores come, which then take the registers: a user's predicate needs some too.
+    """
+    low, high = place.mask.intervals[0]
+    words = []
+    for part in range(_PARTS):
+        first = block * BLOCK_K + part * _PART
+        word = _bits_below(high - first)
+        if context.work.masks_left:
+            word = word & ~_bits_below(low - first)
+        if not masks.is_interval(context.spec.mask):
+            word = word & _kept_by_conditions(context, place, first)
+            _end_block(place.q_row)
+        words.append(word)
+    return words
+
+
+def _kept_by_conditions(context: Context, place: _Row, first) -> Uint32:
+    """Those of a part's keys, from `first` on, that segments and predicates keep."""
+    where = _place(context, place, first)
+    word = Uint32(0)
+    for i in range(_PART):
+        keep, key = Boolean(True), first + i
+        for condition in place.mask.conditions(0, key, place.mask.key_id(key), where, place.work.geometry):
+            keep = keep & condition
+        word = word | Uint32(cutlass.select_(keep, Uint32(1 << i), Uint32(0)))
+    return word
+
+
+def _place(context: Context, place: _Row, key) -> mask.Place:
+    return mask.Place(place.work.batch, (place.head,), (place.q_row,), key, context.spec.positions)
 
 
 def _end_block(q_row: Int32) -> None:
@@ -258,30 +278,32 @@ def _end_block(q_row: Int32) -> None:
     cute.arch.inline_ptx("{ .reg .pred p; setp.lt.s32 p, {$r0}, 0; @p exit; }", read_only_args=[q_row])
 
 
-def _modify_part(context: Context, place: _Row, block, values, part: int, masked: bool) -> None:
-    """Score mods of a part of the row, and its element mask."""
-    spec, work = context.spec, place.work
-    columns = range(part * _PART, (part + 1) * _PART)
-    view = cute.make_tensor(values.iterator + part * _PART, cute.make_layout((1, _PART)))
-    fragment = RowFragment(view, place.row, (0,), Int32(0), tuple(columns), 1)
-    where = mask.Place(work.batch, (place.head,), (place.q_row,), block * BLOCK_K, spec.positions)
-    if spec.score_mods:
-        operands = sequence.operands(context.work.g, "score_operands", sequence.score_functions(spec))
-        mask.apply_scores(spec.score_mods, spec.scale, fragment, where, work.geometry, operands)
-    if masked:
-        place.mask.apply(fragment, where, work.geometry)
-
-
-def _keep(values, low: Int32 | None, high: Int32) -> None:
-    """Sets the values outside [low, high) to -inf, by a bit for each value: a word moves to many predicates at once."""
+def _modify(context: Context, place: _Row, block, values) -> float:
+    """Score mods, in place; returns what the values are to be multiplied by in the exponent."""
+    spec = context.spec
+    if not spec.score_mods:
+        return LOG2_E * spec.scale
+    functions = sequence.score_functions(spec)
+    operands = sequence.operands(context.work.g, "score_operands", functions)
     for part in range(_PARTS):
-        word = _bits_below(high - part * _PART)
-        if low is not None:
-            word = word & ~_bits_below(low - part * _PART)
+        view = cute.make_tensor(values.iterator + part * _PART, cute.make_layout((1, _PART)))
+        columns = tuple(range(part * _PART, (part + 1) * _PART))
+        fragment = RowFragment(view, place.row, (0,), Int32(0), columns, 1)
+        where = _place(context, place, block * BLOCK_K)
+        mask.apply_scores(spec.score_mods, spec.scale, fragment, where, place.work.geometry, operands)
+        if functions:
+            _end_block(place.q_row)
+    return LOG2_E
+
+
+def _keep(values, words: list[Uint32]) -> None:
+    """Sets the values whose bit is not set to -inf: a word moves to many predicates at once."""
+    for part, word in enumerate(words):
         for i in range(_PART):
-            column = part * _PART + i
             kept = (word & (1 << i)) != 0
-            values[0, column] = Float32(cutlass.select_(kept, values[0, column], Float32(NEG_INF)))
+            values[0, part * _PART + i] = Float32(
+                cutlass.select_(kept, values[0, part * _PART + i], Float32(NEG_INF))
+            )
 
 
 def _bits_below(count: Int32) -> Uint32:
