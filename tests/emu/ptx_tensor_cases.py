@@ -101,7 +101,7 @@ def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor
         np.testing.assert_array_equal(results.reshape(d.shape).view(np.float32)[known], d[known])
 
     text = tensor_ptx.tcgen05(group, width, in_tensor_memory, 4, op.k_step(rows, swizzle, major_a, 16),
-                              op.k_step(columns, swizzle, major_b, 16))
+                              op.k_step(columns, swizzle, major_b, 16), clear=m == 64)
     operands = np.concatenate(buffers)
     name = (f"tcgen05_m{m}_n{n}_group{group}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"
             f"{'_tensor_memory' if in_tensor_memory else ''}")

@@ -129,9 +129,10 @@ def _load_all(columns: int) -> str:
 
 
 def tcgen05(group: int, columns: int, a_in_tensor_memory=False, steps: int = 1, step_a: int = 0,
-            step_b: int = 0) -> str:
+            step_b: int = 0, clear=False) -> str:
     """D (columns 0 to `columns`) = A B over `steps` of K = 16. With a_in_tensor_memory the operands begin with the 128
-    lanes x 32 columns of A, which a store puts into columns 256 and up."""
+    lanes x 32 columns of A, which a store puts into columns 256 and up. With `clear`, D's columns are cleared before: a
+    product of 64 rows leaves half of the lanes alone."""
     cluster = "\n.reqnctapercluster 2" if group == 2 else ""
     body = PROLOGUE.format(target="sm_100a", cluster=cluster) + _allocate(group, 512)
     if a_in_tensor_memory:
@@ -140,6 +141,11 @@ def tcgen05(group: int, columns: int, a_in_tensor_memory=False, steps: int = 1, 
         body += ("shl.b32 at, warp, 21;\nadd.s32 at, at, taddr;\n"
                  f"tcgen05.st.sync.aligned.32x32b.x32.b32 [at+256], {_registers(0, 32)};\n"
                  "tcgen05.wait::st.sync.aligned;\ntcgen05.fence::before_thread_sync;\n")
+    if clear:
+        body += "shl.b32 at, warp, 21;\nadd.s32 at, at, taddr;\nmov.b32 v, 0;\n"
+        zeros = "{" + ", ".join(["v"] * 32) + "}"
+        body += "".join(f"tcgen05.st.sync.aligned.32x32b.x32.b32 [at+{c}], {zeros};\n" for c in range(0, columns, 32))
+        body += "tcgen05.wait::st.sync.aligned;\ntcgen05.fence::before_thread_sync;\n"
     body += "bar.sync 0;\n" if group == 1 else "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
     body += "tcgen05.fence::after_thread_sync;\n"
     body += "setp.eq.s32 p, rank, 0;\nand.pred p, p, first;\n@!p bra issued;\n"

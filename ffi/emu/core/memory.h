@@ -15,7 +15,8 @@ enum class Proxy : uint8_t { kGeneric, kAsync, kTensorCore };  // who accesses: 
 class SharedObserver {
  public:
   virtual ~SharedObserver() = default;
-  virtual void read(uint32_t address, uint32_t bytes, Proxy proxy) = 0;
+  // False: some of it was never written. For others than threads that is an error.
+  virtual bool read(uint32_t address, uint32_t bytes, Proxy proxy) = 0;
   virtual void write(uint32_t address, uint32_t bytes, Proxy proxy) = 0;
 };
 
@@ -31,8 +32,15 @@ struct SharedView {
       throw fail("shared memory: access to %u bytes at 0x%x, the block has %u bytes", length, address, bytes);
   }
   const uint8_t* read(uint32_t address, uint32_t length, Proxy proxy) const {
+    bool written = true;
+    const uint8_t* from = load(address, length, proxy, &written);
+    if (!written) throw fail("shared memory: %u bytes are read at 0x%x, but nothing was ever written there", length, address);
+    return from;
+  }
+  // As `read`; memory that was never written is told of instead of refused.
+  const uint8_t* load(uint32_t address, uint32_t length, Proxy proxy, bool* written) const {
     check(address, length);
-    if (observer) observer->read(address, length, proxy);
+    if (observer) *written = observer->read(address, length, proxy);
     return data + address;
   }
   uint8_t* write(uint32_t address, uint32_t length, Proxy proxy) const {

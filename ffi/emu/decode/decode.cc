@@ -174,16 +174,22 @@ class Decoder {
     for (uint32_t i = 0; i < end; ++i) {
       Inst& in = p.code[i];
       in.touched = static_cast<uint32_t>(p.touched.size());
+      in.predicates = static_cast<uint32_t>(p.touched_predicates.size());
       for (const auto* list : {&flow_[i].reads, &flow_[i].writes}) {
         in.touched_reads = static_cast<uint16_t>(p.touched.size() - in.touched);
+        in.predicate_reads = static_cast<uint16_t>(p.touched_predicates.size() - in.predicates);
         for (uint32_t r : *list) {
           const int bits = kernel_.registers[r].bits;
-          if (bits == 1) continue;
+          if (bits == 1) {
+            p.touched_predicates.push_back(builder_.slot_of_register[r]);
+            continue;
+          }
           const uint32_t unit = builder_.slot_of_register[r] / 128;
           for (uint32_t u = 0; u < (bits <= 32 ? 1u : bits / 32u); ++u) p.touched.push_back(static_cast<uint16_t>(unit + u));
         }
       }
       in.touched_count = static_cast<uint16_t>(p.touched.size() - in.touched);
+      in.predicate_count = static_cast<uint16_t>(p.touched_predicates.size() - in.predicates);
       if (flow_[i].target < 0) continue;
       const uint32_t block = flow.immediate_postdominator[flow.block_of[i]];
       in.reconverge = block < flow.blocks.size() ? flow.blocks[block].begin : end;

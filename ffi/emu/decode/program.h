@@ -55,10 +55,13 @@ struct Inst {
   uint32_t touched = 0;       // first of its register units in Program::touched
   uint16_t touched_count = 0;
   uint16_t touched_reads = 0; // the first of them are read, the others written
+  uint32_t predicates = 0;    // likewise in Program::touched_predicates
+  uint16_t predicate_count = 0, predicate_reads = 0;
   Unit unit = Unit::kOther;
   bool joins = false;         // lanes that diverged before may wait here for each other
   bool aligned = false;       // all lanes of the warp must execute it together
   bool chains = false;        // follows operations in flight in their order: no wait for registers they hold
+  bool selects = false;       // op[0] = op[3] ? op[1] : op[2]
   bool always = false;        // execute even when the guard masks off every lane
   uint16_t form = 0;          // in Program::forms
   uint32_t line = 0;          // PTX
@@ -93,6 +96,7 @@ struct Program {
   const uint8_t* constant_base = nullptr;
   std::vector<std::string> forms;     // opcodes with their modifiers
   std::vector<uint16_t> touched;      // register units (128 bytes each) that instructions read or write
+  std::vector<Slot> touched_predicates;
   std::vector<SpecialUse> specials;
   std::vector<ProgramParameter> parameters;
   uint32_t parameter_bytes = 0;

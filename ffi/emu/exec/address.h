@@ -53,6 +53,10 @@ inline const SharedView& shared_view(Warp& w, uint32_t address, bool cluster) {
 inline const uint8_t* shared_read(Warp& w, uint32_t address, uint32_t bytes, bool cluster) {
   return shared_view(w, address, cluster).read(Cluster::offset_of(address), bytes, Proxy::kGeneric);
 }
+// As shared_read, for instructions whose results remember that memory was never written (judge/taint.h).
+inline const uint8_t* shared_load(Warp& w, uint32_t address, uint32_t bytes, bool cluster, bool* written) {
+  return shared_view(w, address, cluster).load(Cluster::offset_of(address), bytes, Proxy::kGeneric, written);
+}
 inline uint8_t* shared_write(Warp& w, uint32_t address, uint32_t bytes, bool cluster) {
   return shared_view(w, address, cluster).write(Cluster::offset_of(address), bytes, Proxy::kGeneric);
 }

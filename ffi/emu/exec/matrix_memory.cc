@@ -22,7 +22,11 @@ Status execute_matrix(Warp& w, const Inst& in, Mask) {
     for (int row = 0; row < 8; ++row) {
       const uint32_t address = static_cast<uint32_t>(f.address.of(w, 8 * k + row));
       check_aligned(address, 16, "shared");
-      rows[row] = kStore ? shared_write(w, address, 16, false) : const_cast<uint8_t*>(shared_read(w, address, 16, false));
+      bool written = true;
+      rows[row] = kStore ? shared_write(w, address, 16, false)
+                         : const_cast<uint8_t*>(shared_load(w, address, 16, false, &written));
+      if (!written)  // transposed, a row goes to every lane
+        w.taint.mark(f.slot[k], 32, f.transpose ? kAllLanes : 15u << 4 * row, {"shared memory", address, in.line});
       if (!kStore) std::memcpy(matrix[row], rows[row], 16);
     }
     uint32_t* words = w.words(f.slot[k]);

@@ -46,6 +46,15 @@ void get(Warp& w, const AccessForm& f, int k, int lane, uint8_t* p) {
   }
 }
 
+// A lane's load met memory that was never written: the registers that it goes to remember it.
+void mark_unwritten(Warp& w, const Inst& in, const AccessForm& f, int lane, uint32_t address) {
+  for (uint32_t k = 0; k < f.count; ++k) {
+    bool written = true;
+    shared_load(w, address + k * f.bytes, f.bytes, true, &written);
+    if (!written) w.taint.mark(f.slot[k], std::max<uint32_t>(f.width[k], f.bytes * 8u), 1u << lane, {"shared memory", address + k * f.bytes, in.line});
+  }
+}
+
 template <bool kStore>
 Status execute_access(Warp& w, const Inst& in, Mask m) {
   const AccessForm& f = static_cast<const AccessForm&>(*in.extra);
@@ -63,7 +72,9 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
       const uint32_t at = static_cast<uint32_t>(address);
       check_aligned(at, total, "shared");
       const bool any = f.space != AccessSpace::kShared;
-      p = kStore ? shared_write(w, at, total, any) : const_cast<uint8_t*>(shared_read(w, at, total, any));
+      bool written = true;
+      p = kStore ? shared_write(w, at, total, any) : const_cast<uint8_t*>(shared_load(w, at, total, any, &written));
+      if (!written) mark_unwritten(w, in, f, lane, at);
     } else if (w.in_local(address, total)) {
       check_aligned(address, total, "local");
       p = reinterpret_cast<uint8_t*>(address);

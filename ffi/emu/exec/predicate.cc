@@ -131,6 +131,7 @@ void decode_selp(Builder& b) {
   b.inst.op[3] = b.source(3, Type::kPred);
   b.inst.op[0] = b.destination(0, type);
   b.inst.execute = bits == 64 ? execute_selp<uint64_t> : execute_selp<uint32_t>;
+  b.inst.selects = true;
   b.inst.unit = Unit::kAlu;
   b.finish_modifiers();
 }

@@ -19,7 +19,10 @@ class TensorLoad final : public Operation {
     uint32_t unused[kLanes];
     uint32_t* registers[256];
     for (size_t i = 0; i < slots_.size(); ++i) registers[i] = slots_[i] == kNoSlot ? unused : warp_.words(slots_[i]);
-    tmem_load(access_, warp_.cta.tensor_memory(), registers);
+    uint32_t unwritten[256];
+    if (!tmem_load(access_, warp_.cta.tensor_memory(), registers, unwritten))
+      for (size_t i = 0; i < slots_.size(); ++i)
+        if (unwritten[i]) warp_.taint.mark(slots_[i], 32, unwritten[i], {"tensor memory", access_.address, static_cast<uint32_t>(line)});
     if (!cluster.launch.options.strict) warp_.release(shared_from_this());
     return true;
   }

@@ -5,7 +5,7 @@
 
 namespace emu {
 
-void SharedShadow::read(uint32_t address, uint32_t bytes, Proxy proxy) {
+bool SharedShadow::read(uint32_t address, uint32_t bytes, Proxy proxy) {
   for (uint32_t at = address; at < address + bytes;) {
     // Eight bytes at once where all are visible, as nearly all are.
     uint64_t states;
@@ -17,6 +17,7 @@ void SharedShadow::read(uint32_t address, uint32_t bytes, Proxy proxy) {
       }
     }
     const uint8_t state = state_[at];
+    if (state == kUnwritten && proxy == Proxy::kGeneric) return false;
     if (state == kUnwritten)
       throw fail("shared memory: %u bytes are read at 0x%x, but nothing was ever written at 0x%x", bytes, address, at);
     if (state >= kFirstWarp && proxy != Proxy::kGeneric)
@@ -25,6 +26,7 @@ void SharedShadow::read(uint32_t address, uint32_t bytes, Proxy proxy) {
                  proxy == Proxy::kAsync ? "a bulk copy" : "a tensor core", at, state - kFirstWarp);
     ++at;
   }
+  return true;
 }
 
 void SharedShadow::write(uint32_t address, uint32_t bytes, Proxy proxy) {

@@ -19,7 +19,7 @@ class SharedShadow final : public SharedObserver {
  public:
   SharedShadow(ClusterJudge& judge, uint32_t bytes) : judge_(judge), state_(bytes, kUnwritten) {}
 
-  void read(uint32_t address, uint32_t bytes, Proxy proxy) override;
+  bool read(uint32_t address, uint32_t bytes, Proxy proxy) override;
   void write(uint32_t address, uint32_t bytes, Proxy proxy) override;
 
  private:

@@ -176,6 +176,7 @@ uint64_t Warp::loop(uint64_t budget) {
       if (!held_.empty() && !interlock(in)) break;
       ++done;
       Fragment& now = fragments_[current_];
+      if (taint.any()) taint.follow(*this, in, now.mask, m);
       if (m == 0 && !in.always) {
         ++executed[now.pc];
         executed_by[now.pc] |= 1u << index;

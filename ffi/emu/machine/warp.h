@@ -10,6 +10,7 @@
 #include "async/engine.h"
 #include "core/memory.h"
 #include "decode/program.h"
+#include "judge/taint.h"
 #include "machine/counters.h"
 
 namespace emu {
@@ -141,6 +142,7 @@ class Warp {
   uint64_t wgmma_issued = 0;
   OperationGroups copy_groups;     // cp.async
   std::vector<OperationPtr> tensor_loads, tensor_stores;  // tcgen05.ld and st in flight
+  Taint taint;                     // registers that came from memory never written
   Mask carry = 0;                  // the lanes' carry flags
   Mask warp_sync_arrived = 0;      // bar.warp.sync
   uint64_t warp_sync_generation = 0;

@@ -1,5 +1,7 @@
 // tcgen05.ld and tcgen05.st of one warp. Which lane and column of tensor memory a register of a thread holds, per
 // shape: PTX ISA, "Data movement shape".
+#include <algorithm>
+
 #include "tensor/tensor_memory.h"
 #include "tensor/units.h"
 
@@ -61,11 +63,28 @@ void for_each_cell(const TmemAccess& access, const Extent& extent, Move move) {
 
 bool is_row_per_thread(const TmemAccess& access) { return access.shape == kTmem32x32b && !access.pack; }
 
+TensorMemory::Columns columns_of(const TmemAccess& access, const Extent& extent) {
+  const auto columns = TensorMemory::span(extent.column, extent.columns);
+  return access.shape == kTmem16x32bx2 ? columns | TensorMemory::span(extent.column + access.half_split_offset, extent.columns)
+                                       : columns;
+}
+
+// Of each register the threads whose cells were never written. True: there are none.
+bool find_unwritten(const TmemAccess& access, const TensorMemory& tensor, const Extent& extent, uint32_t* unwritten) {
+  bool whole = true;
+  const auto columns = columns_of(access, extent);
+  for (uint32_t lane = extent.lane; lane < extent.lane + extent.lanes; ++lane) whole = whole && tensor.written(lane, columns);
+  if (whole) return true;
+  std::fill_n(unwritten, extent.registers, 0u);
+  for_each_cell(access, extent, [&](uint32_t thread, uint32_t reg, uint32_t lane, uint32_t column) {
+    if (!tensor.written(lane, TensorMemory::span(column, access.pack ? 2 : 1))) unwritten[reg] |= 1u << thread;
+  });
+  return false;
+}
+
 // A load must find written cells. Whole lanes may be without: an M = 64 product leaves half of them alone.
 void check_written(const TmemAccess& access, const TensorMemory& tensor, const Extent& extent) {
-  auto columns = TensorMemory::span(extent.column, extent.columns);
-  if (access.shape == kTmem16x32bx2)
-    columns |= TensorMemory::span(extent.column + access.half_split_offset, extent.columns);
+  const auto columns = columns_of(access, extent);
   bool any = false;
   for (uint32_t lane = extent.lane; lane < extent.lane + extent.lanes; ++lane) {
     if (tensor.written(lane, columns))
@@ -83,27 +102,28 @@ void check_written(const TmemAccess& access, const TensorMemory& tensor, const E
 
 int tmem_registers(const TmemAccess& access) { return int(access.repeat * registers_per_repeat(access.shape)); }
 
-void tmem_load(const TmemAccess& access, const TensorMemory& tensor, uint32_t* const* registers) {
+bool tmem_load(const TmemAccess& access, const TensorMemory& tensor, uint32_t* const* registers, uint32_t* unwritten) {
   const Extent extent = checked_extent(access, tensor);
-  check_written(access, tensor, extent);
+  bool whole = true;
+  if (unwritten) whole = find_unwritten(access, tensor, extent, unwritten);
+  else check_written(access, tensor, extent);
   if (is_row_per_thread(access)) {
     for (uint32_t thread = 0; thread < 32; ++thread) {
       const uint32_t* source = tensor.row(extent.lane + thread) + extent.column;
       for (uint32_t reg = 0; reg < extent.registers; ++reg) registers[reg][thread] = source[reg];
     }
-    return;
+    return whole;
   }
   for_each_cell(access, extent, [&](uint32_t thread, uint32_t reg, uint32_t lane, uint32_t column) {
     const uint32_t* source = tensor.row(lane) + column;
     registers[reg][thread] = access.pack ? (source[0] & 0xffffu) | source[1] << 16 : source[0];
   });
+  return whole;
 }
 
 void tmem_store(const TmemAccess& access, TensorMemory& tensor, const uint32_t* const* registers) {
   const Extent extent = checked_extent(access, tensor);
-  auto columns = TensorMemory::span(extent.column, extent.columns);
-  if (access.shape == kTmem16x32bx2)
-    columns |= TensorMemory::span(extent.column + access.half_split_offset, extent.columns);
+  const auto columns = columns_of(access, extent);
   for (uint32_t lane = 0; lane < extent.lanes; ++lane) tensor.mark_written(extent.lane + lane, columns);
   if (is_row_per_thread(access)) {
     for (uint32_t thread = 0; thread < 32; ++thread) {

@@ -75,7 +75,9 @@ struct TmemAccess {  // tcgen05.ld / tcgen05.st of one warp
   uint32_t address;      // tensor-memory address: lane << 16 | column
 };
 int tmem_registers(const TmemAccess&);  // how many registers it moves
-void tmem_load(const TmemAccess&, const TensorMemory&, uint32_t* const* registers);
+// With `unwritten`, cells that were never written are told of: of each register the threads that got one (false: there
+// are some). Without, they are an error.
+bool tmem_load(const TmemAccess&, const TensorMemory&, uint32_t* const* registers, uint32_t* unwritten = nullptr);
 void tmem_store(const TmemAccess&, TensorMemory&, const uint32_t* const* registers);
 
 // ---- TMA ------------------------------------------------------------------------------------------------------------
