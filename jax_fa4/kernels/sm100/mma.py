@@ -125,6 +125,9 @@ def _two_tiles(context: Context):
                     phases[i] = phases[i] ^ 1
                     if block + 1 == blocks.start:
                         commit(context, barriers.o_full, i)
+                if cutlass.const_expr(i == 1):  # before the last scores: the load of the next K waits for it
+                    if step > 0:
+                        _release_chunks(context, v_state)
                 if step < work.count:
                     if cutlass.const_expr(i == 0):
                         ring = _await_chunks(context, k_state)
@@ -132,8 +135,6 @@ def _two_tiles(context: Context):
                         barriers.q.sync_object_full.wait(i, q_phase)
                     if blocks.has(block):
                         _score(context, i, q[None, None, None, i], k, k_state, False)
-            if step > 0:
-                _release_chunks(context, v_state)
             if step < work.count:
                 _release_chunks(context, k_state)
             if step == work.count - 1:
