@@ -76,16 +76,15 @@ void decode_bfe(Builder& b) {
               Unit::kAlu, type, 3);
 }
 
+constexpr auto bfi_ = [](uint32_t a, uint32_t b, uint32_t position, uint32_t length) -> uint32_t {
+  const uint32_t p = position & 255, n = length & 255;
+  const uint64_t field = n >= 32 ? 0xffffffffu : (uint64_t{1} << n) - 1;
+  const uint32_t mask = p > 31 ? 0 : static_cast<uint32_t>(field << p);
+  return (b & ~mask) | (p > 31 ? 0 : a << p & mask);
+};
 Status execute_bfi(Warp& w, const Inst& in, Mask m) {
-  const uint32_t *a = w.words(in.op[1]), *b = w.words(in.op[2]), *position = w.words(in.op[3]), *length = w.words(in.op[4]);
-  uint32_t* d = w.words(in.op[0]);
-  for (int i = 0; i < kLanes; ++i) {
-    const uint32_t p = position[i] & 255, n = length[i] & 255;
-    const uint64_t field = n >= 32 ? 0xffffffffu : (uint64_t{1} << n) - 1;
-    const uint32_t mask = p > 31 ? 0 : static_cast<uint32_t>(field << p);
-    const uint32_t result = (b[i] & ~mask) | (p > 31 ? 0 : a[i] << p & mask);
-    if (m >> i & 1) d[i] = result;
-  }
+  map_lanes<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>(w, m, in.op[0], bfi_, w.words(in.op[1]), w.words(in.op[2]),
+                                                              w.words(in.op[3]), w.words(in.op[4]));
   return Status::kNext;
 }
 void decode_bfi(Builder& b) {
@@ -94,26 +93,20 @@ void decode_bfi(Builder& b) {
 }
 
 // Bytes of (b, a) picked by the nibbles of c; the top bit of a nibble replicates the byte's sign.
-Status execute_prmt(Warp& w, const Inst& in, Mask m) {
-  const uint32_t *a = w.words(in.op[1]), *b = w.words(in.op[2]), *c = w.words(in.op[3]);
-  uint32_t* d = w.words(in.op[0]);
-  for (int i = 0; i < kLanes; ++i) {
-    if (!(m >> i & 1)) continue;
-    const uint64_t bytes = uint64_t(b[i]) << 32 | a[i];
-    uint32_t result = 0;
-    for (int k = 0; k < 4; ++k) {
-      const uint32_t nibble = c[i] >> (4 * k) & 15;
-      uint32_t byte = static_cast<uint32_t>(bytes >> (8 * (nibble & 7))) & 255;
-      if (nibble & 8) byte = byte & 128 ? 255 : 0;
-      result |= byte << (8 * k);
-    }
-    d[i] = result;
+constexpr auto prmt_ = [](uint32_t a, uint32_t b, uint32_t c) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  uint32_t result = 0;
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t nibble = c >> (4 * k) & 15;
+    uint32_t byte = static_cast<uint32_t>(bytes >> (8 * (nibble & 7))) & 255;
+    if (nibble & 8) byte = byte & 128 ? 255 : 0;
+    result |= byte << (8 * k);
   }
-  return Status::kNext;
-}
+  return result;
+};
 void decode_prmt(Builder& b) {
   if (b.take_type() != Type::kB32) b.refuse("the type is not known here");
-  decode_same(b, execute_prmt, Unit::kAlu, Type::kB32, 3);
+  decode_same(b, ternary<uint32_t, uint32_t, uint32_t, uint32_t, prmt_>, Unit::kAlu, Type::kB32, 3);
 }
 
 // dp2a: c + the products of a's two halves with two bytes of b; dp4a: of the four bytes of each.

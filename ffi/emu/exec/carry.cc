@@ -25,9 +25,8 @@ enum Kind { kAdd, kSub, kMad };
 template <class T, Kind kKind, bool kSigned>
 Status execute_carry(Warp& w, const Inst& in, Mask m) {
   const T *a = w.at<T>(in.op[1]), *b = w.at<T>(in.op[2]), *c = kKind == kMad ? w.at<T>(in.op[3]) : a;
-  T result[kLanes];
   Mask flag = 0;
-  for (int i = 0; i < kLanes; ++i) {
+  set_lanes(w.at<T>(in.op[0]), m, [&](int i) {
     const T in_flag = in.immediate & kReads ? w.carry >> i & 1 : 0;
     T x = a[i], y = b[i];
     if (kKind == kMad) {
@@ -43,12 +42,9 @@ Status execute_carry(Warp& w, const Inst& in, Mask m) {
       sum = static_cast<T>(partial + in_flag);
       carry = partial < x || sum < partial;
     }
-    result[i] = sum;
     flag |= static_cast<Mask>(carry & 1) << i;
-  }
-  T* d = w.at<T>(in.op[0]);
-  for (int i = 0; i < kLanes; ++i)
-    if (m >> i & 1) d[i] = result[i];
+    return sum;
+  });
   if (in.immediate & kWrites) w.carry = (w.carry & ~m) | (flag & m);
   return Status::kNext;
 }

@@ -42,7 +42,6 @@ void decode_trap(Builder& b) {
   b.inst.unit = Unit::kControl;
   b.finish_modifiers();
 }
-Status execute_nothing(Warp&, const Inst&, Mask) { return Status::kNext; }
 void decode_nanosleep(Builder& b) {
   if (b.take_type() != Type::kU32) b.refuse("the type is not known here");
   b.expect_operands(1, 1);

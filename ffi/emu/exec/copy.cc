@@ -134,7 +134,6 @@ Status execute_bulk(Warp& w, const Inst& in, Mask m) {
   return Status::kNext;
 }
 
-Status execute_nothing(Warp&, const Inst&, Mask) { return Status::kNext; }
 
 // -- groups -------------------------------------------------------------------------------------------------------------------
 

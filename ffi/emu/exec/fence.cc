@@ -5,7 +5,6 @@
 namespace emu {
 namespace {
 
-Status execute_fence(Warp&, const Inst&, Mask) { return Status::kNext; }
 Status execute_proxy_fence(Warp& w, const Inst&, Mask) {
   w.cta.cluster.judge->fence();
   return Status::kNext;
@@ -13,7 +12,7 @@ Status execute_proxy_fence(Warp& w, const Inst&, Mask) {
 
 void decode_fence(Builder& b) {
   b.inst.unit = Unit::kFence;
-  b.inst.execute = execute_fence;
+  b.inst.execute = execute_nothing;
   if (b.at->opcode == "membar") {
     if (b.take_one({"cta", "gl", "sys"}) < 0) b.refuse("the form is not known here");
     b.expect_operands(0, 0);

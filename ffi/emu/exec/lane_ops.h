@@ -25,17 +25,22 @@ inline Cell<T> store_cell(T value) {
   else return std::bit_cast<std::conditional_t<sizeof(T) == 1, uint8_t, uint16_t>>(value);
 }
 
-// d[lane] = f(s[lane]...) for the lanes of `mask`.
-template <class D, class... S, class F>
-inline void map_lanes(Warp& warp, Mask mask, Slot destination, F f, const Cell<S>* __restrict... s) {
-  Cell<D>* d = warp.at<Cell<D>>(destination);
-  Cell<D> result[kLanes];
-  for (int i = 0; i < kLanes; ++i) result[i] = store_cell<D>(f(load_cell<S>(s[i])...));
+// d[lane] = f(lane) for the lanes of `mask`; every f comes before the first d.
+template <class T, class F>
+inline void set_lanes(T* d, Mask mask, F f) {
+  T result[kLanes];
+  for (int i = 0; i < kLanes; ++i) result[i] = f(i);
   if (mask == kAllLanes) {
     for (int i = 0; i < kLanes; ++i) d[i] = result[i];
   } else {
     for (int i = 0; i < kLanes; ++i) d[i] = mask >> i & 1 ? result[i] : d[i];
   }
+}
+
+// d[lane] = f(s[lane]...) for the lanes of `mask`.
+template <class D, class... S, class F>
+inline void map_lanes(Warp& warp, Mask mask, Slot destination, F f, const Cell<S>* __restrict... s) {
+  set_lanes(warp.at<Cell<D>>(destination), mask, [&](int i) { return store_cell<D>(f(load_cell<S>(s[i])...)); });
 }
 
 // Instructions of one, two and three sources: op[0] = f(op[1], ...).
@@ -54,6 +59,9 @@ Status ternary(Warp& w, const Inst& in, Mask m) {
   map_lanes<D, A, B, C>(w, m, in.op[0], F, w.at<Cell<A>>(in.op[1]), w.at<Cell<B>>(in.op[2]), w.at<Cell<C>>(in.op[3]));
   return Status::kNext;
 }
+
+// For what is ordered by the machine itself, or does nothing here.
+inline Status execute_nothing(Warp&, const Inst&, Mask) { return Status::kNext; }
 
 // predicate bits of the lanes for which `f` holds
 template <class F>

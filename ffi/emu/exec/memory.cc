@@ -173,7 +173,6 @@ void decode_access(Builder& b) {
   b.finish_modifiers();
 }
 
-Status execute_nothing(Warp&, const Inst&, Mask) { return Status::kNext; }
 void decode_prefetch(Builder& b) {
   b.take("global");
   b.take("param");

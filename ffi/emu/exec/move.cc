@@ -8,12 +8,7 @@ namespace {
 template <class T>
 Status execute_move(Warp& w, const Inst& in, Mask m) {
   const T* a = w.at<T>(in.op[1]);
-  T* d = w.at<T>(in.op[0]);
-  if (m == kAllLanes) {
-    for (int i = 0; i < kLanes; ++i) d[i] = a[i];
-  } else {
-    for (int i = 0; i < kLanes; ++i) d[i] = m >> i & 1 ? a[i] : d[i];
-  }
+  set_lanes(w.at<T>(in.op[0]), m, [&](int i) { return a[i]; });
   return Status::kNext;
 }
 Status execute_move_predicate(Warp& w, const Inst& in, Mask m) {
@@ -33,31 +28,25 @@ Status pack_32_from_16(Warp& w, const Inst& in, Mask m) {
   return Status::kNext;
 }
 Status pack_64_from_16(Warp& w, const Inst& in, Mask m) {
-  uint64_t* d = w.pairs(in.op[0]);
-  for (int i = 0; i < kLanes; ++i) {
+  set_lanes(w.pairs(in.op[0]), m, [&](int i) {
     uint64_t v = 0;
     for (int k = 0; k < 4; ++k) v |= uint64_t{w.words(in.op[1 + k])[i] & 0xffff} << (16 * k);
-    if (m >> i & 1) d[i] = v;
-  }
+    return v;
+  });
   return Status::kNext;
 }
 // A 128-bit register is two arrays of 64-bit words.
 Status pack_128_from_64(Warp& w, const Inst& in, Mask m) {
-  uint64_t* d = w.pairs(in.op[0]);
-  const uint64_t *a = w.pairs(in.op[1]), *b = w.pairs(in.op[2]);
-  for (int i = 0; i < kLanes; ++i)
-    if (m >> i & 1) {
-      d[i] = a[i];
-      d[kLanes + i] = b[i];
-    }
+  for (int k = 0; k < 2; ++k) {
+    const uint64_t* part = w.pairs(in.op[1 + k]);
+    set_lanes(w.pairs(in.op[0]) + k * kLanes, m, [&](int i) { return part[i]; });
+  }
   return Status::kNext;
 }
 Status unpack_128_to_64(Warp& w, const Inst& in, Mask m) {
   const uint64_t* a = w.pairs(in.op[5]);
   for (int k = 0; k < 2; ++k)
-    if (in.op[k] != kNoSlot)
-      for (int i = 0; i < kLanes; ++i)
-        if (m >> i & 1) w.pairs(in.op[k])[i] = a[k * kLanes + i];
+    if (in.op[k] != kNoSlot) set_lanes(w.pairs(in.op[k]), m, [&](int i) { return a[k * kLanes + i]; });
   return Status::kNext;
 }
 template <class From, class To, int kCount>
@@ -65,16 +54,9 @@ Status unpack(Warp& w, const Inst& in, Mask m) {
   const Cell<From>* a = w.at<Cell<From>>(in.op[5]);
   Cell<From> copy[kLanes];
   for (int i = 0; i < kLanes; ++i) copy[i] = a[i];
-  for (int k = 0; k < kCount; ++k) {
-    if (in.op[k] == kNoSlot) continue;
-    uint32_t* d = w.words(in.op[k]);
-    if (m == kAllLanes) {
-      for (int i = 0; i < kLanes; ++i) d[i] = static_cast<To>(copy[i] >> (8 * sizeof(To) * k));
-    } else {
-      for (int i = 0; i < kLanes; ++i)
-        if (m >> i & 1) d[i] = static_cast<To>(copy[i] >> (8 * sizeof(To) * k));
-    }
-  }
+  for (int k = 0; k < kCount; ++k)
+    if (in.op[k] != kNoSlot)
+      set_lanes(w.words(in.op[k]), m, [&](int i) -> uint32_t { return static_cast<To>(copy[i] >> (8 * sizeof(To) * k)); });
   return Status::kNext;
 }
 
@@ -103,16 +85,12 @@ void decode_unpack(Builder& b, int bits, const ptx::Operand& vector) {
 template <bool kWide>
 Status execute_clock(Warp& w, const Inst& in, Mask m) {
   const uint64_t now = w.cta.cluster.now;
-  for (int i = 0; i < kLanes; ++i) {
-    if (!(m >> i & 1)) continue;
-    if (kWide) w.pairs(in.op[0])[i] = now;
-    else w.words(in.op[0])[i] = static_cast<uint32_t>(now);
-  }
+  using T = std::conditional_t<kWide, uint64_t, uint32_t>;
+  set_lanes(w.at<T>(in.op[0]), m, [&](int) { return static_cast<T>(now); });
   return Status::kNext;
 }
 Status execute_activemask(Warp& w, const Inst& in, Mask m) {
-  for (int i = 0; i < kLanes; ++i)
-    if (m >> i & 1) w.words(in.op[0])[i] = m;
+  set_lanes(w.words(in.op[0]), m, [&](int) { return m; });
   return Status::kNext;
 }
 

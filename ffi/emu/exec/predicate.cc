@@ -111,14 +111,7 @@ template <class T>
 Status execute_selp(Warp& w, const Inst& in, Mask m) {
   const T *a = w.at<T>(in.op[1]), *b = w.at<T>(in.op[2]);
   const Mask p = w.predicate(in.op[3]);
-  T* d = w.at<T>(in.op[0]);
-  T result[kLanes];
-  for (int i = 0; i < kLanes; ++i) result[i] = p >> i & 1 ? a[i] : b[i];
-  if (m == kAllLanes) {
-    for (int i = 0; i < kLanes; ++i) d[i] = result[i];
-  } else {
-    for (int i = 0; i < kLanes; ++i) d[i] = m >> i & 1 ? result[i] : d[i];
-  }
+  set_lanes(w.at<T>(in.op[0]), m, [&](int i) { return p >> i & 1 ? a[i] : b[i]; });
   return Status::kNext;
 }
 void decode_selp(Builder& b) {

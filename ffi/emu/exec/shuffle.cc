@@ -80,8 +80,7 @@ Status execute_vote(Warp& w, const Inst& in, Mask m) {
   check_members(w, m, member_mask(w, in.op[2], m));
   const Mask p = (w.predicate(in.op[1]) ^ static_cast<Mask>(in.immediate)) & m;
   if (kVote == kBallot) {
-    for (int i = 0; i < kLanes; ++i)
-      if (m >> i & 1) w.words(in.op[0])[i] = p;
+    set_lanes(w.words(in.op[0]), m, [&](int) { return p; });
     return Status::kNext;
   }
   const bool result = kVote == kAll ? p == m : kVote == kAny ? p != 0 : p == m || p == 0;
@@ -120,8 +119,7 @@ Status execute_redux(Warp& w, const Inst& in, Mask m) {
     result = kWhich == 0 ? static_cast<T>(uint32_t(result) + uint32_t(v)) : kWhich == 1 ? (v < result ? v : result)
            : kWhich == 2 ? (v > result ? v : result) : kWhich == 3 ? result & v : kWhich == 4 ? result | v : result ^ v;
   }
-  for (int i = 0; i < kLanes; ++i)
-    if (m >> i & 1) w.words(in.op[0])[i] = static_cast<uint32_t>(result);
+  set_lanes(w.words(in.op[0]), m, [&](int) { return static_cast<uint32_t>(result); });
   return Status::kNext;
 }
 void decode_redux(Builder& b) {
@@ -147,10 +145,7 @@ void decode_redux(Builder& b) {
 Status execute_match_any(Warp& w, const Inst& in, Mask m) {
   check_members(w, m, member_mask(w, in.op[2], m));
   const uint32_t* a = w.words(in.op[1]);
-  uint32_t result[kLanes];
-  for (int i = 0; i < kLanes; ++i) result[i] = lanes_where([&](int k) { return (m >> k & 1) && a[k] == a[i]; });
-  for (int i = 0; i < kLanes; ++i)
-    if (m >> i & 1) w.words(in.op[0])[i] = result[i];
+  set_lanes(w.words(in.op[0]), m, [&](int i) { return lanes_where([&](int k) { return (m >> k & 1) && a[k] == a[i]; }); });
   return Status::kNext;
 }
 void decode_match(Builder& b) {
@@ -168,9 +163,7 @@ void decode_match(Builder& b) {
 Status execute_elect(Warp& w, const Inst& in, Mask m) {
   check_members(w, m, member_mask(w, in.op[1], m));
   const uint32_t leader = static_cast<uint32_t>(first_lane(m));
-  if (in.op[0] != kNoSlot)
-    for (int i = 0; i < kLanes; ++i)
-      if (m >> i & 1) w.words(in.op[0])[i] = leader;
+  if (in.op[0] != kNoSlot) set_lanes(w.words(in.op[0]), m, [&](int) { return leader; });
   set_predicate(w, in.op[2], m, 1u << leader);
   return Status::kNext;
 }
