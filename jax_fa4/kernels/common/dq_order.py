@@ -1,7 +1,8 @@
 """The fixed order in which blocks add to dQ, so that its float32 sums come out the same in every run.
 
-A query block is visited by a run of consecutive key tiles; they add in descending order. Each adds after `turn` others
-have, where `turn` is its distance from the last visitor; a counter per query block says how many are done.
+A query block is visited by a run of consecutive key tiles (less those that segments keep apart); they add in
+descending order. Each adds after those behind it in the run, `turn` of them; a counter per query block says how many
+are done.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from jax_fa4 import masks
+from jax_fa4.kernels.common import segments
 
 
 @cute.jit
@@ -24,6 +26,14 @@ def last_visitor(kernel, geometry, tiles: Int32, block: Int32, known: Int32) -> 
         last = cutlass.select_(visits, last + 1, last)
         more = visits & (last + 1 < tiles)
     return last
+
+
+def turn(kernel, g, tile, block: Int32, last: Int32) -> Int32:
+    """How many key tiles add to a query block before this one, if `last` is its last visitor; for a whole warp."""
+    if not segments.in_mask(kernel.spec.mask):
+        return last - tile.block
+    ids = g.q_id_bounds[tile.batch, block, None]
+    return segments.meeting(ids[0], ids[1], g.kv_id_bounds[tile.batch, None, None], tile.block + 1, last + 1)
 
 
 @cute.jit

@@ -6,10 +6,10 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common import sequence
+from jax_fa4.kernels.common import segments, sequence
 from jax_fa4.kernels.common.pipelines import buffer, free_buffer, release
 
 NUMBER_STAGES = 2
@@ -78,7 +78,8 @@ def section_heads(plan, spec, dims, blocks: Int32) -> Int32:
 class Steps:
     """The loop of one key tile: query blocks [start, end) of each query head that shares the KV head, in order.
 
-    Blocks within [full_start, full_end) need no element mask.
+    Blocks within [full_start, full_end) need no element mask. With `segments` only those blocks are visited whose ids
+    meet the tile's.
     """
 
     start: Int32
@@ -86,27 +87,79 @@ class Steps:
     full_end: Int32
     end: Int32
     geometry: masks.Geometry
+    segments: segments.SegmentBlocks | None = None
 
     def count(self, group: int) -> Int32:
-        return (self.end - self.start) * group
+        """How many steps."""
+        blocks = self.end - self.start if self.segments is None else sum(segments.count(self.segments), Int32(0))
+        return blocks * group
 
-    def following(self, block: Int32, query_head: Int32) -> tuple[Int32, Int32]:
-        """The (query block, query head) after this one."""
-        wraps = block + 1 == self.end
-        return cutlass.select_(wraps, self.start, block + 1), query_head + cutlass.select_(wraps, Int32(1), Int32(0))
 
-    def masked(self, block: Int32):
-        """Whether the block needs the element mask."""
-        return (block < self.full_start) | (block >= self.full_end)
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A step: a query block of a query head. `masked`: it needs the element mask.
+
+    With segments also: of the 32 blocks from `base` on, bits of those that come after it, and of those without mask.
+    """
+
+    block: Int32
+    head: Int32
+    masked: Boolean
+    base: Int32
+    left: Int32
+    full: Int32
+
+
+def nowhere() -> Place:
+    """Stands for a step where a tile has none."""
+    return Place(Int32(0), Int32(0), Boolean(False), Int32(0), Int32(0), Int32(0))
+
+
+def first(steps: Steps, head: Int32) -> Place:
+    """The first step of a tile that has any."""
+    if steps.segments is not None:
+        return _next_in_segments(steps.segments, head, steps.start, Int32(0), Int32(0), steps.start - 32)
+    return _in_interval(steps, steps.start, head)
+
+
+def following(steps: Steps, place: Place) -> Place:
+    """The step after this one; after the last, any."""
+    if steps.segments is not None:
+        return _next_in_segments(steps.segments, place.head, place.block, place.left, place.full, place.base)
+    wraps = place.block + 1 == steps.end
+    block = Int32(cutlass.select_(wraps, steps.start, place.block + 1))
+    return _in_interval(steps, block, place.head + Int32(cutlass.select_(wraps, Int32(1), Int32(0))))
+
+
+def _in_interval(steps, block: Int32, head: Int32) -> Place:
+    masked = (block < steps.full_start) | (block >= steps.full_end)
+    return Place(block, head, Boolean(masked), Int32(0), Int32(0), Int32(0))
+
+
+@cute.jit
+def _next_in_segments(blocks, head: Int32, block: Int32, left: Int32, full: Int32, base: Int32):
+    """The next block that is visited, of this head or the first of the next."""
+    while left == 0:
+        base += 32
+        if base >= blocks.end:
+            base = blocks.start
+            head += 1
+        full = blocks.vote(base, Int32(1))
+        left = full | blocks.vote(base, Int32(0))
+    offset = cute.arch.popc((left & -left) - 1)
+    return Place(base + offset, head, Boolean(((full >> offset) & 1) == 0), base, left & (left - 1), full)
 
 
 def steps(kernel, g, dims, tile: KeyTile) -> Steps:
     """The loop for a tile, from the example's geometry."""
     plan, spec = kernel.plan, kernel.spec
     geometry = sequence.geometry(spec, g, dims, tile.batch)
-    start, full_start, full_end, end = masks.query_block_range(
-        spec.mask, tile.block, plan.block_q, plan.block_k, geometry
-    )
+    arguments = (spec.mask, tile.block, plan.block_q, plan.block_k, geometry)
+    if segments.in_mask(spec.mask):
+        bounds = (g.q_id_bounds[tile.batch, None, None], g.kv_id_bounds[tile.batch, None, None])
+        blocks = segments.query_blocks(*arguments, bounds)
+        return Steps(blocks.start, blocks.full_start, blocks.full_end, blocks.end, geometry, blocks)
+    start, full_start, full_end, end = masks.query_block_range(*arguments)
     return Steps(Int32(start), Int32(full_start), Int32(full_end), Int32(end), geometry)
 
 

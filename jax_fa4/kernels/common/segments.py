@@ -1,7 +1,7 @@
-"""Which KV blocks a block of query rows needs under segment ids in any order.
+"""Which KV blocks a block of query rows needs under segment ids in any order; and which query blocks a block of keys.
 
 A first kernel (`bounds`) writes the smallest and the largest id of each block of rows and keys. A warp of the main
-kernel then tests 32 blocks at a time: a block is visited if its range of ids meets that of the rows, and needs no
+kernel then tests 32 blocks at a time: a block is visited if its range of ids meets that of the tile, and needs no
 element mask if both ranges are one and the same id (and the other masks agree). For sorted ids that is exact, in any
 order it is safe.
 """
@@ -80,15 +80,15 @@ class Cursor:
 
 @dataclasses.dataclass(frozen=True)
 class SegmentBlocks:
-    """The KV blocks [start, end) that a block of rows visits: all that need the element mask, then the full ones.
+    """The blocks [start, end) that a tile visits: KV blocks of a tile of rows, or query blocks of a tile of keys.
 
-    Fields: ids [smallest, largest] of the rows; bounds of the example's KV blocks; the range that the other masks
-    leave, and within it [full_start, full_end) where they keep everything.
+    Fields: ids [smallest, largest] of the tile; bounds of the example's blocks; the range that the other masks leave,
+    and within it [full_start, full_end) where they keep everything.
     """
 
-    q_smallest: Int32
-    q_largest: Int32
-    kv_bounds: Any
+    smallest: Int32
+    largest: Int32
+    bounds: Any
     start: Int32
     full_start: Int32
     full_end: Int32
@@ -97,19 +97,36 @@ class SegmentBlocks:
     def vote(self, base: Int32, full: Int32) -> Int32:
         """The bits of those among blocks base, ..., base + 31 that pass `full` visits; for a whole warp."""
         block = base + cute.arch.lane_idx()
-        safe = cutlass.min(block, self.kv_bounds.shape[0] - 1)
-        smallest, largest = self.kv_bounds[safe, 0], self.kv_bounds[safe, 1]
-        meets = (block < self.end) & (smallest <= self.q_largest) & (largest >= self.q_smallest)
-        one_id = (smallest == largest) & (self.q_smallest == self.q_largest)
+        safe = cutlass.min(block, self.bounds.shape[0] - 1)
+        smallest, largest = self.bounds[safe, 0], self.bounds[safe, 1]
+        meets = (block < self.end) & (smallest <= self.largest) & (largest >= self.smallest)
+        one_id = (smallest == largest) & (self.smallest == self.largest)
         is_full = one_id & (block >= self.full_start) & (block < self.full_end)
         return cute.arch.vote_ballot_sync(meets & (Boolean(is_full) == (full == 1)))
 
 
 def segment_blocks(mask: masks.Mask, q_block: Int32, block_q: int, block_k: int, geometry: Any, bounds: tuple):
-    """The blocks for a block of rows; `bounds` are those of its example, (blocks of rows, 2) and (KV blocks, 2)."""
+    """The KV blocks of a block of rows; `bounds` are those of its example, (blocks of rows, 2) and (KV blocks, 2)."""
     q_bounds, kv_bounds = bounds
     ranges = masks.block_range(without(mask), q_block, block_q, block_k, geometry)
     return SegmentBlocks(q_bounds[q_block, 0], q_bounds[q_block, 1], kv_bounds, *(Int32(x) for x in ranges))
+
+
+def query_blocks(mask: masks.Mask, kv_block: Int32, block_q: int, block_k: int, geometry: Any, bounds: tuple):
+    """The query blocks of a block of keys; `bounds` as for `segment_blocks`."""
+    q_bounds, kv_bounds = bounds
+    ranges = masks.query_block_range(without(mask), kv_block, block_q, block_k, geometry)
+    return SegmentBlocks(kv_bounds[kv_block, 0], kv_bounds[kv_block, 1], q_bounds, *(Int32(x) for x in ranges))
+
+
+@cute.jit
+def meeting(smallest: Int32, largest: Int32, bounds: cute.Tensor, start: Int32, end: Int32):
+    """How many of the blocks [start, end) have ids that meet [smallest, largest]; for a whole warp."""
+    some = Int32(0)
+    blocks = SegmentBlocks(smallest, largest, bounds, start, start, start, end)
+    for base in cutlass.range(start, end, 32, unroll=1):
+        some += cute.arch.popc(blocks.vote(base, Int32(0)))
+    return some
 
 
 @cute.jit
@@ -140,7 +157,7 @@ def nothing(blocks: SegmentBlocks) -> SegmentBlocks:
     """One masked block, the first of the range, whatever its ids are."""
     lowest, highest = Int32(-_LARGEST - 1), Int32(_LARGEST)
     zero = Int32(0)
-    return SegmentBlocks(lowest, highest, blocks.kv_bounds, blocks.start, zero, zero, blocks.start + 1)
+    return SegmentBlocks(lowest, highest, blocks.bounds, blocks.start, zero, zero, blocks.start + 1)
 
 
 def begin(blocks: SegmentBlocks) -> Cursor:

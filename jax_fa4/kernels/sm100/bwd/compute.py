@@ -46,11 +46,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step's block of queries: which it is, of which head, and the tile it meets."""
+    """A step: its number, its block of queries, and the tile it meets."""
 
     number: Int32
-    block: Int32
-    head: Int32
+    at: key_tiles.Place
     tile: Any
     steps: Any
 
@@ -66,10 +65,12 @@ def run(context: Context):
         tile = key_schedule.tile(number)
         steps = key_tiles.steps(context.kernel, context.g, context.dims, tile)
         count = steps.count(group)
-        block, head = steps.start, tile.head * group
+        at = key_tiles.nowhere()
+        if count > 0:
+            at = key_tiles.first(steps, tile.head * group)
         for i in cutlass.range(count, unroll=1):
-            _step(context, place, Step(steps_done + i, block, head, tile, steps))
-            block, head = steps.following(block, head)
+            _step(context, place, Step(steps_done + i, at, tile, steps))
+            at = key_tiles.following(steps, at)
         epilogue.run(context, place, tile, count, tiles_done)
         if count > 0:
             tiles_done += 1
@@ -147,13 +148,13 @@ def _probabilities(context: Context, place: Place, step: Step, work):
     part, values, lse = work
     spec, plan, geometry = context.spec, context.plan, step.steps.geometry
     first = place.half * HALF
-    query, key = step.block * BLOCK + first + part * PART, step.tile.block * BLOCK + place.row
+    query, key = step.at.block * BLOCK + first + part * PART, step.tile.block * BLOCK + place.row
     fragment = backward.Fragment(
-        values, lambda i: (i, 0), query, key, tuple(range(PART)), (0,), step.tile.batch, step.head
+        values, lambda i: (i, 0), query, key, tuple(range(PART)), (0,), step.tile.batch, step.at.head
     )
     slopes = backward.slopes_like(spec, values)
     backward.apply_score_mods(spec, fragment, geometry, context.g, slopes)
-    if step.steps.masked(step.block):
+    if step.at.masked:
         backward.apply_mask(spec, fragment, geometry, context.g)
     if cutlass.const_expr(lse is None):
         lse = _statistic(context.shared.lse, step.number % plan.q_stages, place, part)

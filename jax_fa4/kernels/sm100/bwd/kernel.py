@@ -19,7 +19,7 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import TmemAllocator
 
-from jax_fa4.kernels.common import abi, key_tiles, softmax
+from jax_fa4.kernels.common import abi, key_tiles, segments, softmax
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
@@ -44,6 +44,8 @@ class Backward:
             abi.scratch("delta_rows", "float32", ("B", "H", rows)),
             abi.scratch("tile_counter", "int32", (1,)),
         )
+        if segments.in_mask(spec.mask):
+            self.buffers += segments.scratch(plan.block_q, plan.block_k)
         if spec.deterministic:
             self.buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
         # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
@@ -57,6 +59,8 @@ class Backward:
         prepare(copy.copy(g), BLOCK, plan.dq_floats, spec.deterministic).launch(
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )
+        if cutlass.const_expr(segments.in_mask(spec.mask)):
+            segments.launch_bounds(g, dims, plan.block_q, plan.block_k, stream)
         key_schedule = key_tiles.key_schedule(plan, spec, dims)
         products = Products.make(self.dtype, plan)
         self.main(load.Sources.make(self.dtype, plan, g), products, copy.copy(g), dims, key_schedule).launch(

@@ -93,14 +93,16 @@ def run(context: Context, sources: Sources):
         tile = key_schedule.tile(number)
         steps = key_tiles.steps(context.kernel, context.g, context.dims, tile)
         count = steps.count(group)
-        block, head = steps.start, tile.head * group
+        place = key_tiles.nowhere()
+        if count > 0:
+            place = key_tiles.first(steps, tile.head * group)
         for step in cutlass.range(count, unroll=1):
             if step == 0:
                 keys = Rows(tile.block, tile.head, tile.batch)
                 _fetch(sources.k, context.shared.k, context.pipes.k, free_buffer(tiles_done, 1), keys)
                 _fetch(sources.v, context.shared.v, context.pipes.v, free_buffer(tiles_done, 1), keys)
-            _fetch_step(context, sources, steps_done + step, Rows(block, head, tile.batch))
-            block, head = steps.following(block, head)
+            _fetch_step(context, sources, steps_done + step, Rows(place.block, place.head, tile.batch))
+            place = key_tiles.following(steps, place)
         if count > 0:
             tiles_done += 1
         steps_done += count

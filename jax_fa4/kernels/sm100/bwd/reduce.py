@@ -29,16 +29,21 @@ def run(context: Context):
         tile = key_schedule.tile(number)
         steps = key_tiles.steps(kernel, g, context.dims, tile)
         count = steps.count(spec.group)
-        block, head, last = steps.start, tile.head * spec.group, tile.block
+        place = key_tiles.nowhere()
+        if count > 0:
+            place = key_tiles.first(steps, tile.head * spec.group)
+        last, before = tile.block, place.block
         for i in cutlass.range(count, unroll=1):
             counter, turns = None, Int32(0)
             if cutlass.const_expr(spec.deterministic):
-                last = cutlass.select_(block == steps.start, tile.block, last)
-                last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
-                counter, turns = address(g.dq_counter, tile.batch, head, block), last - tile.block
-            target = address(g.dq_accumulator, tile.batch, head, block, 0)
+                last = cutlass.select_(place.block <= before, tile.block, last)  # the first of a head
+                before = place.block
+                last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, place.block, last)
+                counter = address(g.dq_counter, tile.batch, place.head, place.block)
+                turns = dq_order.turn(kernel, g, tile, place.block, last)
+            target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0)
             _step(context, steps_done + i, target, counter, turns)
-            block, head = steps.following(block, head)
+            place = key_tiles.following(steps, place)
         steps_done += count
         number = key_tiles.receive(context.pipes, context.shared, turn)
         turn += 1

@@ -44,12 +44,12 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         clear(consumer)
         if count > 0:
             work = Work(consumer, steps, tile)
-            block, head = steps.start, tile.head * group
+            place = key_tiles.first(steps, tile.head * group)
             begin(consumer, tiles_done)
-            step(work, block, head, steps_done, True)
+            step(work, place, steps_done, True)
             for i in cutlass.range(1, count, unroll=1):
-                block, head = steps.following(block, head)
-                step(work, block, head, steps_done + i, False)
+                place = key_tiles.following(steps, place)
+                step(work, place, steps_done + i, False)
             last_dq(consumer, steps_done + count - 1)
             end(consumer, tiles_done)
             tiles_done += 1
@@ -69,7 +69,7 @@ class Work:
 
 
 @cute.jit
-def step(work, block, head, number, first: cutlass.Constexpr[bool]):
+def step(work, place, number, first: cutlass.Constexpr[bool]):
     """One block of queries, and dQ of the one before unless this is the tile's `first`."""
     consumer = work.consumer
     plan, kernel, products, o, pipes = (
@@ -80,7 +80,7 @@ def step(work, block, head, number, first: cutlass.Constexpr[bool]):
     # Fresh registers every step: a product takes its accumulator's old values as input, also where it ignores them.
     scores = cute.make_rmem_tensor(products.scores.partition_shape_C((plan.block_k, plan.block_q)), Float32)
     dp = cute.make_rmem_tensor(scores.shape, Float32)
-    fragment = scores_fragment(consumer, scores, block, head, work.tile)
+    fragment = scores_fragment(consumer, scores, place, work.tile)
     if cutlass.const_expr(first):
         take_turn(consumer)
     pipes.q.consumer_wait(q)
@@ -91,7 +91,7 @@ def step(work, block, head, number, first: cutlass.Constexpr[bool]):
     warpgroup.wait_group(1)
     slopes = backward.slopes_like(kernel.spec, scores)
     backward.apply_score_mods(kernel.spec, fragment, work.steps.geometry, consumer.g, slopes)
-    if work.steps.masked(block):
+    if place.masked:
         backward.apply_mask(kernel.spec, fragment, work.steps.geometry, consumer.g)
     backward.probabilities(fragment, lse, kernel.scale_log2)
     delta = Statistics(consumer, consumer.shared.delta, do.index)

@@ -38,20 +38,16 @@ def run(consumer, tile) -> None:
 
 
 def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
-    """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns].
-
-    In a wide plan the warpgroups' accumulators lie side by side in the output's columns.
-    """
+    """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns]."""
     columns, groups = output.shape[3], cute.size(accumulator) // 4
-    first = consumer.warpgroup * (8 * groups) if consumer.plan.wide else 0
     for row in range(2):
         key = tile.block * consumer.plan.block_k + consumer.key + 8 * row
         exists = Boolean(key < output.shape[1])
-        element = ((Int64(tile.batch) * output.shape[1] + key) * output.shape[2] + tile.head) * columns + first
+        element = ((Int64(tile.batch) * output.shape[1] + key) * output.shape[2] + tile.head) * columns
         address = output.iterator.toint() + element * (output.element_type.width // 8)
         values = [accumulator[4 * i + 2 * row + pair] * scale for i in range(groups) for pair in range(2)]
         store = _store_float32 if output.element_type.width == 32 else _store_16bit
-        store(address, values, consumer.quad_lane, exists, columns - first, output.element_type)
+        store(address, values, consumer.quad_lane, exists, columns, output.element_type)
 
 
 def _store_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:

@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import abi, copies, key_tiles, softmax
+from jax_fa4.kernels.common import abi, copies, key_tiles, segments, softmax
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
@@ -47,6 +47,9 @@ class Loads:
     delta: cute.Tensor
 
 
+MAIL_DTYPES = {16: cutlass.Float16, 32: cutlass.Float32}
+
+
 class Backward:
     """The kernel for one spec and plan; see `kernels.common.entry` for the calling convention."""
 
@@ -62,6 +65,8 @@ class Backward:
             abi.scratch("delta_rows", "float32", ("B", "H", rows)),
             abi.scratch("tile_counter", "int32", (1,)),
         )
+        if segments.in_mask(spec.mask):
+            self.buffers += segments.scratch(plan.block_q, plan.block_k)
         if spec.deterministic:
             self.buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
         # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
@@ -76,6 +81,8 @@ class Backward:
         prepare(copy.copy(g), plan.block_q, plan.dq_floats, spec.deterministic).launch(
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )
+        if cutlass.const_expr(segments.in_mask(spec.mask)):
+            segments.launch_bounds(g, dims, plan.block_q, plan.block_k, stream)
         key_schedule = key_tiles.key_schedule(plan, spec, dims)
         self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
             grid=(self.blocks(dims, key_schedule), 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
@@ -96,8 +103,8 @@ class Backward:
             return copies.tma_load_atom(copies.permuted(tensor, 1, 3, 2, 0), layout, (rows, columns))
 
         return Loads(
-            *atom(g.q, plan.block_q, plan.tile_d, plan.panel_d), *atom(g.do, plan.block_q, plan.tile_e, plan.panel_e),
-            *atom(g.k, plan.block_k, plan.tile_d, plan.panel_d), *atom(g.v, plan.block_k, plan.tile_e, plan.panel_e),
+            *atom(g.q, plan.block_q, plan.tile_d, plan.panel_d), *atom(g.do, plan.block_q, plan.tile_e, 64),
+            *atom(g.k, plan.block_k, plan.tile_d, plan.panel_d), *atom(g.v, plan.block_k, plan.tile_e, 64),
             copies.permuted(g.lse_log2, 2, 1, 0), copies.permuted(g.delta_rows, 2, 1, 0),
         )  # fmt: skip
 
@@ -109,7 +116,7 @@ class Backward:
             for atom in (loads.q_atom, loads.do_atom, loads.k_atom, loads.v_atom):
                 cpasync.prefetch_descriptor(atom)
         pipes = Pipes.make(plan)
-        shared = Shared.allocate(self.dtype, plan)
+        shared = Shared.allocate(self.dtype, MAIL_DTYPES[plan.mail_bits], plan)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         if warp < 4:

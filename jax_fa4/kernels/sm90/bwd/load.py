@@ -31,16 +31,16 @@ class RowSource:
 
 
 @cute.jit
-def _load_rows(source, number: Int32, block: Int32, head: Int32, batch: Int32):
+def _load_rows(source, number: Int32, place, batch: Int32):
     """Fills the ring's `number`th buffer with one block of rows."""
     rows, columns = (cute.size(mode) for mode in source.shared_matrix.shape[:2])
     state = free_buffer(number, source.stages)
-    tile = cute.local_tile(source.matrix[None, None, head, batch], (rows, columns), (block, 0))
+    tile = cute.local_tile(source.matrix[None, None, place.head, batch], (rows, columns), (place.block, 0))
     shared, tile = copies.tma_partition(source.atom, source.shared_matrix, tile)
     source.ring.producer_acquire(state)
     barrier = source.ring.producer_get_barrier(state)
     cute.copy(source.atom, tile, shared[None, state.index], tma_bar_ptr=barrier)
-    statistic = cute.local_tile(source.statistic[None, head, batch], (rows,), (block,))
+    statistic = cute.local_tile(source.statistic[None, place.head, batch], (rows,), (place.block,))
     bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
     with cute.arch.elect_one():
         cute.copy(bulk, statistic, source.shared_statistic[None, state.index], mbar_ptr=barrier)
@@ -68,15 +68,15 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
         steps = key_tiles.steps(kernel, g, dims, tile)
         count = steps.count(group)
         if count > 0:
-            block, head = steps.start, tile.head * group
+            place = key_tiles.first(steps, tile.head * group)
             _load_keys(loads.k_atom, loads.k, shared.k, pipes.k, tile, tiles_done)
-            _load_rows(q, steps_done, block, head, tile.batch)
+            _load_rows(q, steps_done, place, tile.batch)
             _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, tile, tiles_done)
-            _load_rows(do, steps_done, block, head, tile.batch)
+            _load_rows(do, steps_done, place, tile.batch)
             for step in cutlass.range(1, count, unroll=1):
-                block, head = steps.following(block, head)
-                _load_rows(q, steps_done + step, block, head, tile.batch)
-                _load_rows(do, steps_done + step, block, head, tile.batch)
+                place = key_tiles.following(steps, place)
+                _load_rows(q, steps_done + step, place, tile.batch)
+                _load_rows(do, steps_done + step, place, tile.batch)
             tiles_done += 1
             steps_done += count
         # Drawn as late as the loads allow, so that a block in a long tile does not hold back a number.

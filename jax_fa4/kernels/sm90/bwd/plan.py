@@ -19,15 +19,15 @@ class BackwardPlan:
     """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
 
     Consumer warpgroups share the keys, 64 each (see `consumer`). In a wide plan, with 64 keys in all, they share the
-    columns (see `wide`).
+    products (see `wide`).
 
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
       block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 in all.
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
-      ds_stages: buffers of dS (and of P, in a wide plan, which needs one); with two instead of three, warpgroups keep
-        closer step.
+      ds_stages: buffers of dS; with two instead of three, warpgroups keep closer step. A wide plan needs one.
+      mail_bits: of P as it passes between the warpgroups of a wide plan.
       dq_slices: parts in which dQ of a step is made and leaves.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
     """
@@ -40,6 +40,7 @@ class BackwardPlan:
     do_stages: int = 2
     ds_stages: int = 3
     dq_slices: int = 1
+    mail_bits: int = 16
     l2_bytes: int = 32 << 20
 
     consumer_registers: int = 240
@@ -80,25 +81,19 @@ class BackwardPlan:
 
     @property
     def panel_d(self) -> int:
-        return self._panel(self.tile_d)
-
-    @property
-    def panel_e(self) -> int:
-        return self._panel(self.tile_e)
-
-    def _panel(self, columns: int) -> int:
-        """Columns of a swizzled panel: 64, or 32 where a warpgroup's share of the columns asks for it."""
-        return 32 if self.wide and columns // self.consumers % 64 else 64
+        """Columns of a swizzled panel of Q and K: 64, or 32 where a warpgroup's share of dQ's columns asks for it."""
+        return 32 if self.wide and self.tile_d // self.consumers % 64 else 64
 
     @property
     def shared_bytes(self) -> int:
         elements = (
             self.block_k * (self.tile_d + self.tile_e)
             + self.block_q * (self.q_stages * self.tile_d + self.do_stages * self.tile_e)
-            + self.ds_stages * self.block_q * self.block_k * (2 if self.wide else 1)
+            + self.ds_stages * self.block_q * self.block_k
         )
+        mail = self.block_q * self.block_k * self.mail_bits // 8 if self.wide else 0
         statistics = self.block_q * (self.q_stages + self.do_stages)
-        return 2 * elements + 4 * (self.dq_floats // self.dq_slices + statistics) + ALIGNMENT_BYTES
+        return 2 * elements + mail + 4 * (self.dq_floats // self.dq_slices + statistics) + ALIGNMENT_BYTES
 
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
@@ -109,6 +104,9 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         return BackwardPlan(128, 128, tile_d, tile_e, ds_stages=2)
     if max(tile_d, tile_e) <= 128:
         return BackwardPlan(64, 128, tile_d, tile_e)
+    mail_bits = 32 if spec.score_mods else 16
     if tile_d == 256:
-        return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=1, dq_slices=2)
-    return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1 if tile_e == 256 else 2, ds_stages=1)
+        return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=1, dq_slices=2, mail_bits=mail_bits)
+    return BackwardPlan(
+        64, 64, tile_d, tile_e, do_stages=1 if tile_e == 256 else 2, ds_stages=1, mail_bits=mail_bits
+    )

@@ -23,9 +23,13 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
         steps = key_tiles.steps(kernel, g, dims, tile)
-        block, head, last = steps.start, tile.head * spec.group, tile.block
-        for _ in cutlass.range(steps.count(spec.group), unroll=1):
-            target = address(g.dq_accumulator, tile.batch, head, block, 0)
+        count = steps.count(spec.group)
+        place = key_tiles.nowhere()
+        if count > 0:
+            place = key_tiles.first(steps, tile.head * spec.group)
+        last, before = tile.block, place.block
+        for _ in cutlass.range(count, unroll=1):
+            target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0)
             for part_of_dq in cutlass.range_constexpr(plan.dq_slices):
                 for part in cutlass.range_constexpr(parts):
                     cute.arch.cp_async_bulk_wait_group(parts - 1 - part, read=True)
@@ -33,9 +37,11 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
                         barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP
                     )
                 if cutlass.const_expr(spec.deterministic and part_of_dq == 0):
-                    last = cutlass.select_(block == steps.start, tile.block, last)
-                    last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, block, last)
-                    dq_order.wait(address(g.dq_counter, tile.batch, head, block), last - tile.block)
+                    last = cutlass.select_(place.block <= before, tile.block, last)  # the first of a head
+                    last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, place.block, last)
+                    before = place.block
+                    others = dq_order.turn(kernel, g, tile, place.block, last)
+                    dq_order.wait(address(g.dq_counter, tile.batch, place.head, place.block), others)
                 for part in cutlass.range_constexpr(parts):
                     cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
                     if lane == 0:
@@ -44,8 +50,8 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
                         reduce_add(source, target + offset, 4 * slice_floats)
                     cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(spec.deterministic):
-                dq_order.release(address(g.dq_counter, tile.batch, head, block))
-            block, head = steps.following(block, head)
+                dq_order.release(address(g.dq_counter, tile.batch, place.head, place.block))
+            place = key_tiles.following(steps, place)
         number = key_tiles.receive(pipes, shared, turn)
         turn += 1
     cute.arch.cp_async_bulk_wait_group(0, read=True)
