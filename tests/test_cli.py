@@ -1,6 +1,7 @@
 """``python -m jax_fa4``: what each subcommand prints and returns."""
 
 import json
+import os
 from dataclasses import replace
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_fa4 import Unsupported, attention, reference
+from jax_fa4 import Unsupported, attention, emulator, reference
 from jax_fa4.__main__ import main
 from jax_fa4.bench import report
 from jax_fa4.bench.kernels import kernel_rows, kernel_table
@@ -72,6 +73,23 @@ def test_check_fails_where_an_error_exceeds_its_bound(capsys, monkeypatch):
     assert main(["check", "--backend", "xla", "--cases", "one-query"]) == 1
     printed = capsys.readouterr().out
     assert "TOO LARGE" in printed and "failed: one-query" in printed
+
+
+def test_check_compiles_missing_kernels_once(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("cutlass")
+    try:
+        emulator.library()
+    except (FileNotFoundError, OSError) as error:
+        pytest.skip(f"the package's library is not built: {error}")
+    monkeypatch.setenv("JAX_FA4_CACHE_DIR", str(tmp_path))
+    platforms = os.environ.get("JAX_PLATFORMS")
+    options = ["check", "--backend", "emulate:sm_90a", "--cases", "one-each,bias-shared", "--jobs", "2"]
+    for compiled in (2, 0):
+        assert main(options) == 0
+        text = capsys.readouterr().out
+        assert f"kernels: {compiled} compiled, the others from the cache" in text
+        assert "1 passed, 0 failed, 1 unsupported by the backend" in text
+    assert os.environ.get("JAX_PLATFORMS") == platforms
 
 
 def test_check_names_the_cases_when_none_matches():
