@@ -281,15 +281,14 @@ def arrive_leader(context: Context, barrier: MbarrierArray, index) -> None:
     arrive_warp(barrier, index, None if context.plan.cta_group == 1 else 0)
 
 
-def commit(context: Context, barrier: MbarrierArray, index) -> None:
-    """An arrival when all products issued so far are complete, in all CTAs that share them."""
-    group = context.plan.cta_group
-    barrier.arrive(index, None if group == 1 else (1 << group) - 1, cta_group(context.plan))
+def commit(barrier: MbarrierArray, index, ctas: int = 1) -> None:
+    """An arrival when all products issued so far are complete, in each of the `ctas` that share them."""
+    barrier.arrive(index, None if ctas == 1 else (1 << ctas) - 1, cta_group(ctas))
 
 
-def cta_group(plan: ForwardPlan) -> tcgen05.CtaGroup:
-    """The plan's CTAs that share a product, as the DSL names them."""
-    return tcgen05.CtaGroup.ONE if plan.cta_group == 1 else tcgen05.CtaGroup.TWO
+def cta_group(ctas: int) -> tcgen05.CtaGroup:
+    """So many CTAs that share a product, as the DSL names them."""
+    return tcgen05.CtaGroup.ONE if ctas == 1 else tcgen05.CtaGroup.TWO
 
 
 def read_tmem(source: cute.Tensor, values: cute.Tensor) -> None:

@@ -88,7 +88,7 @@ class Forward:
     def _products(self):
         """S = Q K^T from shared memory, O += P V with P in tensor memory."""
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
-        group = cta_group(self.plan)
+        group = cta_group(self.plan.cta_group)
         qk = blackwell.make_trivial_tiled_mma(
             self.dtype, self.dtype, k_major, k_major, Float32, group, self.qk_tiler[:2]
         )
@@ -122,7 +122,7 @@ class Forward:
         """TMA atoms and the tensors they address: rows, columns, head, batch (columns, rows for V)."""
         plan = self.plan
         cluster = (plan.cta_group, 1, 1, 1)
-        load_op = cpasync.CopyBulkTensorTileG2SOp(cta_group(plan))
+        load_op = cpasync.CopyBulkTensorTileG2SOp(cta_group(plan.cta_group))
         q, o = (packed(permuted(t, 1, 3, 2, 0), plan.packed_heads) for t in (g.q, g.o))
         k, v = permuted(g.k, 1, 3, 2, 0), permuted(g.v, 3, 1, 2, 0)
         a, b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B

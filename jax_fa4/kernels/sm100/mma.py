@@ -50,7 +50,7 @@ def _score(context: Context, slot, q, k, state, own_ring: cutlass.Constexpr):
         if cutlass.const_expr(own_ring):
             kv.consumer_release(state)
         state.advance()
-    commit(context, context.barriers.score_full, slot)
+    commit(context.barriers.score_full, slot, context.plan.cta_group)
     return state
 
 
@@ -124,7 +124,7 @@ def _two_tiles(context: Context):
                     _output(context, (i, i, phases[i]), v, v_state, block + 1 != blocks.end - 1, False)
                     phases[i] = phases[i] ^ 1
                     if block + 1 == blocks.start:
-                        commit(context, barriers.o_full, i)
+                        commit(barriers.o_full, i, plan.cta_group)
                 if cutlass.const_expr(i == 1):  # before the last scores: the load of the next K waits for it
                     if step > 0:
                         _release_chunks(context, v_state)
@@ -139,7 +139,7 @@ def _two_tiles(context: Context):
                 _release_chunks(context, k_state)
             if step == work.count - 1:
                 for i in cutlass.range_constexpr(2):
-                    commit(context, barriers.q.sync_object_empty, i)
+                    commit(barriers.q.sync_object_empty, i, plan.cta_group)
         q_phase ^= 1
         number, done = dispatch.following(context, number, done)
 
@@ -159,11 +159,11 @@ def _one_tile(context: Context):
             if step < work.count:
                 ring = _score(context, (turn + step) % SLOTS, q[None, None, None, 0], k, ring, True)
                 if step == work.count - 1:
-                    commit(context, barriers.q.sync_object_empty, 0)
+                    commit(barriers.q.sync_object_empty, 0, plan.cta_group)
             if step > 0:
                 before = turn + step - 1
                 ring = _output(context, (before % SLOTS, 0, (before // SLOTS) % 2), v, ring, step > 1, True)
-                commit(context, barriers.o_full, 0)
+                commit(barriers.o_full, 0, plan.cta_group)
         turn += work.count
         q_phase ^= 1
         number, done = dispatch.following(context, number, done)
