@@ -77,15 +77,18 @@ def same_precision(
     multiplied, and delta is computed from the rounded O. (Everything is float64 for float64 inputs.)
 
     Draw 0 is just that. Where a rounding falls depends on what a kernel is free to choose (the maximum that a row's P
-    is relative to, when dS is scaled, the order of sums), so each further draw moves all of them, at random.
+    is relative to, when dS is scaled, the order of sums), so each further draw moves them at random: odd draws all of
+    them, even ones those of results (O, dQ, dK, dV) excepted.
     """
-    moved = 2 ** np.random.default_rng(draw).random(FACTORS) if draw else np.ones(FACTORS)
-    return results(*_same_precision(spec, operands, cotangents, jnp.asarray(moved, spec.compute_dtype)))
+    factors = np.ones((2, FACTORS))
+    if draw:
+        factors[: 1 + draw % 2] = 2 ** np.random.default_rng(draw).random(FACTORS)
+    return results(*_same_precision(spec, operands, cotangents, *jnp.asarray(factors, spec.compute_dtype)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _same_precision(spec, operands, cotangents, factors):
-    to = _Rounding(spec, factors)
+def _same_precision(spec, operands, cotangents, factors, of_results):
+    to = _Rounding(spec, factors, of_results)
     s = _scores(spec, operands, operands.bias, operands.score_operands)
     p, total, top = _softmax(spec, operands, s)
     safe = jnp.where(total > 0, total, 1)
@@ -133,26 +136,37 @@ class _Rounding:
     Scaling by a factor from [1, 2) and back leaves the spacing of a floating type's values what it is on the average.
     """
 
-    def __init__(self, spec: AttentionSpec, factors: jax.Array):
-        self.spec, self.factors = spec, factors
+    def __init__(self, spec: AttentionSpec, factors: jax.Array, of_results: jax.Array):
+        self.spec, self.factors, self.of_results = spec, factors, of_results
+        self.count = 0
 
     def narrow(self, x: jax.Array) -> jax.Array:
         """To the inputs' dtype."""
-        return self._round(x, self.spec.dtype)
+        return self._round(x, self.spec.dtype, self.factors)
 
     def wide(self, x: jax.Array) -> jax.Array:
         """To the dtype of scores and statistics."""
-        return self._round(x, self.spec.compute_dtype)
+        return self._round(x, self.spec.compute_dtype, self.factors)
 
     def out(self, x: jax.Array) -> jax.Array:
         """To the dtype of O, dQ, dK, dV (the values are, the array keeps its own)."""
-        return self._round(x, self.spec.out_dtype)
+        return self._round(x, self.spec.out_dtype, self.of_results)
 
-    def _round(self, x: jax.Array, dtype: Any) -> jax.Array:
-        self.factors = jnp.roll(self.factors, round(0.618 * FACTORS))  # others for each array
+    def _round(self, x: jax.Array, dtype: Any, factors: jax.Array) -> jax.Array:
+        self.count += 1
+        factors = jnp.roll(factors, round(0.618 * FACTORS) * self.count)  # others for each array
         times = -(-x.size // FACTORS)
-        factors = jnp.broadcast_to(self.factors, (times, FACTORS)).ravel()[: x.size].reshape(x.shape).astype(x.dtype)
-        return (x * factors).astype(dtype).astype(x.dtype) / factors
+        factors = jnp.broadcast_to(factors, (times, FACTORS)).ravel()[: x.size].reshape(x.shape).astype(x.dtype)
+        return _nearest(x * factors, jnp.finfo(dtype)) / factors
+
+
+def _nearest(x: jax.Array, info: Any) -> jax.Array:
+    """Values of another floating type, in the type of x. (XLA may drop a pair of conversions, whose effect this has.)"""
+    normal = jax.lax.reduce_precision(x, info.nexp, info.nmant)
+    if info.nexp == jnp.finfo(x.dtype).nexp:
+        return normal
+    step = float(info.smallest_subnormal)
+    return jnp.where(jnp.abs(x) < float(info.smallest_normal), jnp.round(x / step) * step, normal)
 
 
 def results(o: Any, lse: Any, gradients: Operands | None = None) -> Results:

@@ -51,6 +51,7 @@ def test_any_combination(case, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=150, **QUIET)
 @given(any_case(), st.integers(0, 2**31))
 def test_many_combinations(case, seed):

