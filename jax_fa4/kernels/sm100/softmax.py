@@ -360,10 +360,10 @@ def _exponentials(part, exponent: _Exponent, subtract_first: bool, pairs_on_fma:
         else:
             x = cute.arch.fma_packed_f32x2(x, scale, bias)
         emulated = (i + 1) * pairs_on_fma // pairs > i * pairs_on_fma // pairs
-        part[2 * i], part[2 * i + 1] = _exp2_on_fma(x) if emulated else (exp2(x[0]), exp2(x[1]))
+        part[2 * i], part[2 * i + 1] = exp2_on_fma(x) if emulated else (exp2(x[0]), exp2(x[1]))
 
 
-def _exp2_on_fma(x: tuple) -> tuple:
+def exp2_on_fma(x: tuple) -> tuple:
     """2**x of a pair for x <= 127: Cody and Waite's split into integer and fraction, then a polynomial (Horner).
 
     Adding 2**23 + 2**22 rounded down leaves the integer part in the low mantissa bits, whence it moves to the exponent.

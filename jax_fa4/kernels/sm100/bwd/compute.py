@@ -1,7 +1,8 @@
 """The compute role: two warpgroups turn S and dP into P and dS; a thread owns a key and half of the queries.
 
-A half of the queries is worked on in parts of 32 columns of tensor memory; P of both parts stays in registers until dP
-is there. At the end of a tile the same threads write dK and dV out (`epilogue`).
+A half of the queries is worked on in parts of 32 columns of tensor memory; P of all parts stays in registers until dP
+is there. In a narrow pair two threads share a key, and there is one part. At the end of a tile the same threads write
+dK and dV out (`epilogue`).
 """
 
 from __future__ import annotations
@@ -14,34 +15,55 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common import backward, key_tiles, softmax
+from jax_fa4.kernels.common import backward, key_tiles, segments, softmax
 from jax_fa4.kernels.common.pipelines import buffer
-from jax_fa4.kernels.sm100.bwd import epilogue
-from jax_fa4.kernels.sm100.bwd.context import (
-    COMPUTE_BARRIER,
-    HALF,
-    Context,
-    arrive_ring,
-    load_columns,
-    phase,
-    store_columns,
-)
-from jax_fa4.kernels.sm100.bwd.plan import BLOCK
-from jax_fa4.kernels.sm100.context import arrive_warp, finish_tmem_stores, tmem_fence
+from jax_fa4.kernels.sm100.bwd import context as contexts
+from jax_fa4.kernels.sm100.bwd import epilogue, pair
+from jax_fa4.kernels.sm100.bwd.barriers import LANES_BARRIER, phase, phase_before, report
+from jax_fa4.kernels.sm100.bwd.context import Context
+from jax_fa4.kernels.sm100.bwd.memory import load_columns, store_columns
+from jax_fa4.kernels.sm100.bwd.plan import BLOCK, BackwardPlan, DqOver
+from jax_fa4.kernels.sm100.context import finish_tmem_stores, tmem_fence
+from jax_fa4.kernels.sm100.softmax import exp2_on_fma
 
 PART = 32
 """Columns of tensor memory in registers at a time."""
-PARTS = HALF // PART
+PANEL = 64
+"""Queries of which P or dS makes one swizzled panel of shared memory."""
 VECTOR = 8
 """16-bit elements of a 16-byte store."""
+FEW = 8
+"""Queries whose segment ids, or delta, are in registers at a time where registers are short."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The calling thread: its key within the tile (also its lane of tensor memory), and its half of the queries."""
+    """The calling thread.
 
-    row: Int32
-    half: Int32
+    Attributes:
+      lane: of tensor memory.
+      key: within this CTA's keys.
+      group: its warpgroup.
+      panel, first: its queries are those of this panel, from this one of the panel on.
+    """
+
+    lane: Int32
+    key: Int32
+    group: Int32
+    panel: Int32
+    first: Any
+
+    @classmethod
+    def make(cls, plan: BackwardPlan) -> Place:
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        lane, group = cute.arch.thread_idx()[0] % BLOCK, (warp - plan.warps.compute) // 4
+        if plan.narrow:
+            return cls(lane, lane % plan.keys, group, warp % 4 // 2, group * PART)
+        return cls(lane, lane, group, group, 0)
+
+    def query(self, part: int) -> Int32:
+        """First query of a part, within the block."""
+        return self.panel * PANEL + self.first + part * PART
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,16 +76,20 @@ class Step:
     steps: Any
 
 
+def _parts(plan: BackwardPlan) -> int:
+    return plan.tmem.score_columns // (2 * PART)
+
+
 @cute.jit
 def run(context: Context):
     """All tiles of this block."""
     key_schedule, group = context.schedule, context.spec.group
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    place = Place(cute.arch.thread_idx()[0] % BLOCK, (warp - context.plan.warps.compute) // 4)
-    number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
+    place = Place.make(context.plan)
+    number, turn = contexts.first_number(context.plan), Int32(0)
+    tiles_done, steps_done = Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        steps = key_tiles.steps(context.kernel, context.g, context.dims, tile)
+        steps = context.steps(tile)
         count = steps.count(group)
         at = key_tiles.nowhere()
         if count > 0:
@@ -75,68 +101,98 @@ def run(context: Context):
         if count > 0:
             tiles_done += 1
         steps_done += count
-        number = key_tiles.receive(context.pipes, context.shared, turn)
+        number = contexts.receive(context, turn)
         turn += 1
 
 
 @cute.jit
 def _step(context: Context, place: Place, step: Step):
     """P and dS of one block of queries."""
-    plan, pipes, tmem = context.plan, context.pipes, context.plan.tmem
-    q = buffer(step.number, plan.q_stages)
-    first = place.half * HALF
-    p = cute.make_rmem_tensor((PART, PARTS), Float32)
-    pipes.q.consumer_wait(q)
-    ahead = _reads_ahead(context.spec, tmem)
-    lse = _statistic(context.shared.lse, q.index, place, 0) if cutlass.const_expr(ahead) else None
+    plan, pipes, tmem, parts = context.plan, context.pipes, context.plan.tmem, _parts(context.plan)
+    statistics = buffer(step.number, plan.statistic_stages)
+    first = place.group * (parts * PART)
+    p = cute.make_rmem_tensor((PART, parts), Float32)
+    pipes.statistics.consumer_wait(statistics)
+    ahead = _reads_ahead(context.spec, plan)
+    lse = _statistic(context.shared.lse, statistics.index, place, 0) if cutlass.const_expr(ahead) else None
     pipes.scores_full.wait(0, phase(step.number))
     tmem_fence("after")
-    loaded = [load_columns(context, tmem.scores + first + part * PART, PART, place.row) for part in range(PARTS)]
+    loaded = [load_columns(context.tmem, tmem.scores + first + part * PART, PART, place.lane) for part in range(parts)]
     cute.arch.fence_view_async_tmem_load()
-    for part in cutlass.range_constexpr(PARTS):
+    for part in cutlass.range_constexpr(parts):
         p[None, part].store(cute.make_tensor(loaded[part].iterator, cute.make_layout(PART)).load())
-    if cutlass.const_expr(tmem.serial):
+    if cutlass.const_expr(tmem.p_packed):
         tmem_fence("before")
-        cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=2 * BLOCK)
+        if cutlass.const_expr(tmem.dq_over is DqOver.SCORES):
+            report(plan, pipes.scores_read)
+        _meet(plan)
         tmem_fence("after")
-    for part in cutlass.range_constexpr(PARTS):
+    for part in cutlass.range_constexpr(parts):
         _probabilities(context, place, step, (part, p[None, part], lse if part == 0 else None))
-    finish_tmem_stores()
-    arrive_warp(pipes.p_full, 0)
+    if cutlass.const_expr(plan.narrow):
+        cute.arch.fence_view_async_shared()
+    else:
+        finish_tmem_stores()
+    report(plan, pipes.p_full)
 
-    delta = _statistic(context.shared.delta, q.index, place, 0)
+    delta = _statistic(context.shared.delta, statistics.index, place, 0) if cutlass.const_expr(ahead) else None
     pipes.dp_full.wait(0, phase(step.number))
     tmem_fence("after")
-    for part in cutlass.range_constexpr(PARTS):
-        dp = load_columns(context, tmem.dp + first + part * PART, PART, place.row)
-        if cutlass.const_expr(part > 0):
-            delta = _statistic(context.shared.delta, q.index, place, part)
+    for part in cutlass.range_constexpr(parts):
+        dp = load_columns(context.tmem, tmem.dp + first + part * PART, PART, place.lane)
+        if cutlass.const_expr(ahead and part > 0):
+            delta = _statistic(context.shared.delta, statistics.index, place, part)
         cute.arch.fence_view_async_tmem_load()
-        _score_gradients(p[None, part], dp, delta)
+        _score_gradients(context, place, (statistics.index, part, p[None, part], dp, delta))
         ds = cute.make_rmem_tensor((PART,), context.dtype)
         softmax.convert_pairs(dp, ds)
-        store_columns(context, ds, tmem.dp + first + part * (PART // 2), place.row)
-        _store_ds(context, place, part, ds)
-    finish_tmem_stores()
+        if cutlass.const_expr(not plan.narrow):
+            store_columns(context.tmem, ds, tmem.dp + first + part * (PART // 2), place.lane)
+        if cutlass.const_expr(part == 0 and plan.paired and not plan.serial):
+            pipes.dq_full.wait(0, phase_before(step.number))  # dS of the step before has been read
+        _store(_row(context, place, _ds_address(context, place)), place, part, ds)
+    if cutlass.const_expr(not plan.narrow):
+        finish_tmem_stores()
     cute.arch.fence_view_async_shared()
-    arrive_warp(pipes.ds_full, 0)
-    arrive_ring(pipes.q, q.index)
+    if cutlass.const_expr(plan.paired):
+        _exchange(context, place)
+    report(plan, pipes.ds_full)
+    _release(pipes.statistics, statistics.index)
 
 
-def _reads_ahead(spec, tmem) -> bool:
-    """Whether registers suffice to read the first part's LSE before S is there."""
-    return masks.is_interval(spec.mask) and not spec.score_mods and not tmem.serial
+def _reads_ahead(spec, plan: BackwardPlan) -> bool:
+    """Whether registers suffice to read LSE before S, and delta before dP is there."""
+    return masks.is_interval(spec.mask) and not spec.score_mods and not plan.serial
 
 
-def _statistic(tensor: cute.Tensor, stage: Int32, place: Place, part: int) -> cute.Tensor:
+def _meet(plan: BackwardPlan) -> None:
+    """A warp of either warpgroup waits for the other's that shares its lanes."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    cute.arch.barrier(barrier_id=LANES_BARRIER + warp % 4, number_of_threads=64)
+
+
+def _release(ring, index: Int32) -> None:
+    """A warp's arrival that it has read a ring's buffer."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(ring.sync_object_empty.get_barrier(index))
+
+
+def _statistic(tensor: cute.Tensor, stage: Int32, place: Place, part: int, first: int = 0, width: int = PART):
     """LSE or delta of the part's queries: the same for all lanes."""
-    values = cute.make_rmem_tensor((PART,), Float32)
-    layout = cute.make_layout((4, PART // 4, PARTS, 2, cute.size(tensor, mode=[1])))
-    vectors = cute.make_tensor(tensor.iterator, layout)
-    for i in range(PART // 4):
+    values = cute.make_rmem_tensor((width,), Float32)
+    vector = place.query(part) // 4 + first // 4
+    for i in range(width // 4):
         target = cute.make_tensor(values.iterator + 4 * i, cute.make_layout(4))
-        cute.autovec_copy(vectors[None, i, part, place.half, stage], target)
+        cute.autovec_copy(tensor[None, vector + i, stage], target)
     return values
+
+
+def _fragment(values: cute.Tensor, at: tuple, first: int, width: int) -> backward.Fragment:
+    """Some of a part's scores; `at` is (query, key, example, query head) of its first."""
+    query, key, batch, head = at
+    some = cute.make_tensor(values.iterator + first, cute.make_layout(width))
+    return backward.Fragment(some, lambda i: (i, 0), query + first, key, tuple(range(width)), (0,), batch, head)
 
 
 @cute.jit
@@ -147,22 +203,24 @@ def _probabilities(context: Context, place: Place, step: Step, work):
     """
     part, values, lse = work
     spec, plan, geometry = context.spec, context.plan, step.steps.geometry
-    first = place.half * HALF
-    query, key = step.at.block * BLOCK + first + part * PART, step.tile.block * BLOCK + place.row
-    fragment = backward.Fragment(
-        values, lambda i: (i, 0), query, key, tuple(range(PART)), (0,), step.tile.batch, step.at.head
-    )
+    query, key = step.at.block * BLOCK + place.query(part), context.first_key(step.tile) + place.key
+    at = (query, key, step.tile.batch, step.at.head)
     slopes = backward.slopes_like(spec, values)
-    backward.apply_score_mods(spec, fragment, geometry, context.g, slopes)
+    backward.apply_score_mods(spec, _fragment(values, at, 0, PART), geometry, context.g, slopes)
     if step.at.masked:
-        backward.apply_mask(spec, fragment, geometry, context.g)
+        width = FEW if segments.in_mask(spec.mask) else PART
+        for first in range(0, PART, width):
+            backward.apply_mask(spec, _fragment(values, at, first, width), geometry, context.g)
     if cutlass.const_expr(lse is None):
-        lse = _statistic(context.shared.lse, step.number % plan.q_stages, place, part)
-    _exponentials(values, lse, context.kernel.scale_log2)
+        lse = _statistic(context.shared.lse, step.number % plan.statistic_stages, place, part)
+    _exponentials(values, lse, context.kernel.scale_log2, plan.exp2_on_fma)
     rounded = cute.make_rmem_tensor((PART,), context.dtype)
     softmax.convert_pairs(values, rounded)
-    column = plan.tmem.scores + place.half * plan.tmem.p_distance + part * (PART // 2)
-    store_columns(context, rounded, column, place.row)
+    if cutlass.const_expr(plan.narrow):
+        _store(_row(context, place, _panel(context.shared.p, plan, place.panel)), place, part, rounded)
+    else:
+        column = plan.tmem.scores + place.group * plan.tmem.p_distance + part * (PART // 2)
+        store_columns(context.tmem, rounded, column, place.lane)
     if cutlass.const_expr(slopes is not None):
         for i in cutlass.range_constexpr(PART):
             product = values[i] * slopes[i].to(Float32)
@@ -170,26 +228,80 @@ def _probabilities(context: Context, place: Place, step: Step, work):
             values[i] = Float32(cutlass.select_(values[i] == 0.0, Float32(0.0), product))
 
 
-def _exponentials(values: cute.Tensor, lse: cute.Tensor, scale_log2: float) -> None:
-    """P = exp2(scale_log2 * score - LSE) in place (`backward.probabilities` in pairs); LSE is +inf without keys."""
+def _exponentials(values: cute.Tensor, lse: cute.Tensor, scale_log2: float, on_fma: int) -> None:
+    """P = exp2(scale_log2 * score - LSE) in place, in pairs, one of `on_fma` pairs (0: none) on FMA units.
+
+    LSE is +inf for rows without keys. (`backward.probabilities` says the same of one value.)
+    """
     scale = (Float32(scale_log2),) * 2
     for i in range(0, PART, 2):
         exponents = cute.arch.fma_packed_f32x2((values[i], values[i + 1]), scale, (-lse[i], -lse[i + 1]))
-        values[i], values[i + 1] = (softmax.exp2(x) for x in exponents)
+        emulated = on_fma and i // 2 % on_fma == on_fma - 1
+        values[i], values[i + 1] = exp2_on_fma(exponents) if emulated else (softmax.exp2(x) for x in exponents)
 
 
-def _score_gradients(p: cute.Tensor, dp: cute.Tensor, delta: cute.Tensor) -> None:
-    """dS = P * (dP - delta), in place of dP, in pairs."""
-    for i in range(0, PART, 2):
-        difference = cute.arch.sub_packed_f32x2((dp[i], dp[i + 1]), (delta[i], delta[i + 1]))
-        dp[i], dp[i + 1] = cute.arch.mul_packed_f32x2((p[i], p[i + 1]), difference)
+def _score_gradients(context: Context, place: Place, work) -> None:
+    """dS = P * (dP - delta), in place of dP, in pairs.
+
+    `work` is (stage of delta, number of the part, its P and dP, delta of its queries or None to read it here).
+    """
+    stage, part, p, dp, delta = work
+    width = PART if delta is not None else FEW
+    for first in range(0, PART, width):
+        some = delta if delta is not None else _statistic(context.shared.delta, stage, place, part, first, width)
+        for i in range(0, width, 2):
+            j = first + i
+            difference = cute.arch.sub_packed_f32x2((dp[j], dp[j + 1]), (some[i], some[i + 1]))
+            dp[j], dp[j + 1] = cute.arch.mul_packed_f32x2((p[j], p[j + 1]), difference)
 
 
-def _store_ds(context: Context, place: Place, part: int, ds: cute.Tensor) -> None:
-    """A thread's queries of one part into its row of shared dS: panels of 64 queries, 128-byte swizzle written out."""
-    rows = context.shared.ds.iterator.toint() + place.half * (BLOCK * HALF * 2) + place.row * (HALF * 2)
+def _panel(tensor: cute.Tensor, plan: BackwardPlan, panel) -> Int32:
+    """Address of a panel of (this CTA's keys, queries) in shared memory."""
+    return tensor.iterator.toint() + panel * (plan.keys * PANEL * 2)
+
+
+def _ds_address(context: Context, place: Place) -> Int32:
+    """Address of the panel for this thread's dS.
+
+    In a pair `ds` has the own queries and both CTAs' keys; dS of the other CTA's queries goes there from `ds_out`.
+    """
+    plan, shared = context.plan, context.shared
+    if plan.narrow:
+        return _panel(shared.ds_out, plan, place.panel)
+    if plan.paired:
+        own = _panel(shared.ds, plan, context.rank)  # the keys of rank 1 follow those of rank 0
+        return cutlass.select_(place.panel == context.rank, own, shared.ds_out.iterator.toint())
+    return _panel(shared.ds, plan, place.panel)
+
+
+def _row(context: Context, place: Place, panel) -> Int32:
+    """Address of this thread's key in a panel."""
+    return panel + place.key * (PANEL * 2)
+
+
+def _store(row, place: Place, part: int, values: cute.Tensor) -> None:
+    """A thread's queries of one part into its row of a panel, 128-byte swizzle written out."""
     for i in range(PART // VECTOR):
-        vector = (part * (PART // VECTOR) + i) ^ (place.row & 7)
-        pointer = cute.make_ptr(context.dtype, rows + vector * 16, cute.AddressSpace.smem, assumed_align=16)
-        source = cute.make_tensor(ds.iterator + i * VECTOR, cute.make_layout(VECTOR))
+        vector = (place.first // VECTOR + part * (PART // VECTOR) + i) ^ (place.key & 7)
+        pointer = cute.make_ptr(values.element_type, row + vector * 16, cute.AddressSpace.smem, assumed_align=16)
+        source = cute.make_tensor(values.iterator + i * VECTOR, cute.make_layout(VECTOR))
         cute.autovec_copy(source, cute.make_tensor(pointer, cute.make_layout(VECTOR)))
+
+
+@cute.jit
+def _exchange(context: Context, place: Place):
+    """Sends dS of a warp's 32 keys to the CTA whose dQ needs it: in a narrow pair also to this one."""
+    plan, shared, rank = context.plan, context.shared, context.rank
+    target_rank, sends = 1 - rank, place.panel != rank
+    if cutlass.const_expr(plan.narrow):
+        _meet(plan)  # a row's queries come from both warpgroups
+        target_rank, sends = place.panel, place.group == 0
+    else:
+        cute.arch.sync_warp()
+    if sends:
+        warp_bytes = 32 * PANEL * 2
+        first = place.key // 32 * warp_bytes
+        source = _panel(shared.ds_out, plan, place.panel if plan.narrow else 0) + first
+        target = _panel(shared.ds, plan, rank) + first
+        with cute.arch.elect_one():
+            pair.send(source, target, context.pipes.exchange.get_barrier(0), warp_bytes, target_rank)

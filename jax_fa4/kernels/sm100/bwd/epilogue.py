@@ -1,4 +1,4 @@
-"""dK and dV of a finished tile, from tensor memory to global memory; a thread writes its key's row."""
+"""dK and dV of a finished tile, from tensor memory to global memory; a thread writes its key's row, or half of it."""
 
 from __future__ import annotations
 
@@ -7,52 +7,57 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from jax_fa4.kernels.common import softmax
-from jax_fa4.kernels.sm100.bwd.context import Context, load_columns, phase
-from jax_fa4.kernels.sm100.bwd.plan import BLOCK
-from jax_fa4.kernels.sm100.context import arrive_warp, tmem_fence
-
-# Columns in registers at a time; the two warpgroups take turns at them.
-_COLUMNS = 32
+from jax_fa4.kernels.sm100.bwd.barriers import phase, report
+from jax_fa4.kernels.sm100.bwd.context import Context
+from jax_fa4.kernels.sm100.bwd.memory import load_columns
+from jax_fa4.kernels.sm100.context import tmem_fence
 
 
 @cute.jit
 def run(context: Context, place, tile, count, tiles_done):
     """Writes dV and dK, which gets the scale of the scores; zeros if no query sees the tile (`count` is 0)."""
-    plan, tmem = context.plan, context.plan.tmem
+    tmem, g = context.plan.tmem, context.g
     if count > 0:
         context.pipes.dkv_full.wait(0, phase(tiles_done))
         tmem_fence("after")
-    for part in cutlass.range_constexpr(plan.tile_e // (2 * _COLUMNS)):
-        _write(context, place, (tile, count), context.g.dv, (tmem.dv, part, 1.0))
-    for part in cutlass.range_constexpr(plan.tile_d // (2 * _COLUMNS)):
-        _write(context, place, (tile, count), context.g.dk, (tmem.dk, part, context.spec.scale))
+    for output, column, columns, factor in (
+        (g.dv, tmem.dv, tmem.dv_columns, 1.0), (g.dk, tmem.dk, tmem.dk_columns, context.spec.scale),
+    ):  # fmt: skip
+        width = 16 if columns % 64 else 32
+        for part in cutlass.range_constexpr(columns // (2 * width)):  # the two warpgroups take turns
+            _write(context, place, (tile, count), output, (column, columns, part, width, factor))
     tmem_fence("before")
     if count > 0:
-        arrive_warp(context.pipes.dkv_empty, 0)
+        report(context.plan, context.pipes.dkv_empty)
 
 
 @cute.jit
 def _write(context: Context, place, which, output: cute.Tensor, source):
-    """Two parts of an accumulator, one by each warpgroup; `source` is (its column, number of the pair, factor)."""
+    """Two parts of an accumulator, one by each warpgroup.
+
+    `source` is (its column, how many, number of the two parts, columns of each, factor).
+    """
     tile, count = which
-    column, part, factor = source
-    start = (2 * part + place.half) * _COLUMNS
-    rounded = cute.make_rmem_tensor((_COLUMNS,), output.element_type)
+    column, columns, part, width, factor = source
+    start = (2 * part + place.group) * width
+    rounded = cute.make_rmem_tensor((width,), output.element_type)
     rounded.fill(0.0)
     if count > 0:
-        values = load_columns(context, column + start, _COLUMNS, place.row)
+        values = load_columns(context.tmem, column + start, width, place.lane)
         cute.arch.fence_view_async_tmem_load()
-        for i in cutlass.range_constexpr(_COLUMNS):
+        for i in cutlass.range_constexpr(width):
             values[i] = values[i] * factor
         if cutlass.const_expr(output.element_type is Float32):
             rounded.store(cute.make_tensor(values.iterator, rounded.layout).load())
         else:
             softmax.convert_pairs(values, rounded)
-    key = tile.block * BLOCK + place.row
+    key = context.first_key(tile) + place.key
+    if cutlass.const_expr(context.plan.narrow):
+        start += place.panel * columns  # of a key's two lanes the second has the second half of the columns
     vector = 128 // output.element_type.width
     if key < output.shape[1]:
         row = output[tile.batch, key, tile.head, None]
-        for i in cutlass.range_constexpr(_COLUMNS // vector):
+        for i in cutlass.range_constexpr(width // vector):
             if start + i * vector < output.shape[3]:
                 target = (row.iterator + start + i * vector).align(16)
                 cute.autovec_copy(

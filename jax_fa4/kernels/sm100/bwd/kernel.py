@@ -1,10 +1,11 @@
 """Backward attention for Blackwell: what is launched, and which warp plays which role.
 
 A block owns a tile of 128 keys and loops over the blocks of 128 queries that see it, of all query heads that share the
-KV head. One warp loads (`load`), one issues the products (`mma`), two warpgroups compute P and dS
-(`compute`), one adds dQ to a float32 accumulator in global memory (`reduce`); dK and dV stay in tensor memory. Small
-kernels go before and after (`prepare`, `finish`). The five products, keys as rows of the scores, and P and dS as
-operands from tensor memory are those of FlashAttention-4's backward.
+KV head. One warp loads (`load`), one issues the products (`mma`), two warpgroups compute P and dS (`compute`), one adds
+dQ to a float32 accumulator in global memory (`reduce`); dK and dV stay in tensor memory. Two blocks may work as a pair,
+a cluster: each owns its keys, and half of the queries' dQ, which then is summed over the keys of both before it leaves
+(`pair`). Small kernels go before and after (`prepare`, `finish`). The five products, keys as rows of the scores, P and
+dS as operands from tensor memory, and the pairs are those of FlashAttention-4's backward.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
 from jax_fa4.kernels.sm100.bwd import compute, load, mma, reduce
-from jax_fa4.kernels.sm100.bwd.context import TMEM_BARRIER, Context, Pipes, Products, Shared
+from jax_fa4.kernels.sm100.bwd.barriers import TMEM_BARRIER, Pipes
+from jax_fa4.kernels.sm100.bwd.context import Context
 from jax_fa4.kernels.sm100.bwd.finish import THREADS as FINISH_THREADS
 from jax_fa4.kernels.sm100.bwd.finish import finish
+from jax_fa4.kernels.sm100.bwd.memory import Shared
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, BackwardPlan
+from jax_fa4.kernels.sm100.bwd.products import Products
 from jax_fa4.kernels.sm100.plans import TMEM_COLUMNS
 
 
@@ -63,8 +67,9 @@ class Backward:
             segments.launch_bounds(g, dims, plan.block_q, plan.block_k, stream)
         key_schedule = key_tiles.key_schedule(plan, spec, dims)
         products = Products.make(self.dtype, plan)
+        workers = cutlass.max(cutlass.min(dims.sm_count // plan.ctas, key_schedule.count), 1)
         self.main(load.Sources.make(self.dtype, plan, g), products, copy.copy(g), dims, key_schedule).launch(
-            grid=(cutlass.min(dims.sm_count, key_schedule.count), 1, 1), block=(plan.warps.threads, 1, 1),
+            grid=(workers * plan.ctas, 1, 1), block=(plan.warps.threads, 1, 1), cluster=(plan.ctas, 1, 1),
             stream=stream, min_blocks_per_mp=1,
         )  # fmt: skip
         finish(g.dq_accumulator, g.dq, plan, spec.scale).launch(
@@ -75,8 +80,9 @@ class Backward:
     def main(self, sources: load.Sources, products: Products, g, dims, key_schedule):
         plan, warps, registers = self.plan, self.plan.warps, self.plan.registers
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.paired else 0
         if warp == warps.load:
-            for matrix in (sources.q, sources.do, sources.k, sources.v):
+            for matrix in sources.matrices:
                 cpasync.prefetch_descriptor(matrix.atom)
         pipes = Pipes.make(plan)
         shared = Shared.allocate(self.dtype, plan)
@@ -84,10 +90,12 @@ class Backward:
             shared.tmem_address.iterator,
             barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER, warps.tmem_threads),
             allocator_warp_id=warps.mma,
+            is_two_cta=plan.paired,
+            two_cta_tmem_dealloc_mbar_ptr=shared.tmem_freed.iterator,
         )
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        context = Context(self, products, shared, pipes, g, dims, key_schedule)
+        self._meet()
+        context = Context(self, products, shared, pipes, g, dims, key_schedule, rank)
 
         if warp >= warps.mma:
             cute.arch.setmaxregister_decrease(registers.other)
@@ -111,3 +119,13 @@ class Backward:
             tmem.wait_for_alloc()
             compute.run(dataclasses.replace(context, tmem=tmem.retrieve_ptr(Float32)))
             tmem.wait_for_alloc()
+        if cutlass.const_expr(plan.paired):
+            self._meet()  # the other CTA may still report to this one's barriers
+
+    def _meet(self) -> None:
+        """All threads of the block, or of the pair, wait for one another."""
+        if self.plan.paired:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()

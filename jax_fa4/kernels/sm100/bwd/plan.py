@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
-from jax_fa4.errors import Unsupported
 from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
 from jax_fa4.kernels.sm100.plans import REGISTERS, SMEM_BYTES, TMEM_COLUMNS
 from jax_fa4.spec import AttentionSpec
 
 BLOCK = 128
-"""Query rows of a step and keys of a tile: the tensor core's M, and the lanes of tensor memory."""
+"""Query rows of a step, and lanes of tensor memory."""
 
-DQ_CHUNK = 32
-"""Columns of dQ that leave in one bulk reduction."""
-DQ_STAGES = 2
-"""Buffers for such chunks."""
+COMPUTED = ("p", "ds", "ds_out")
+"""Tiles in shared memory that are not loaded."""
 
-_BARRIER_BYTES = 512
+NUMBER_BYTES = 16
+"""Between tile numbers in shared memory: what one bulk copy moves."""
+
+_SMALL_BYTES = 1024
 """At most, of barriers and single words."""
 _ALIGNMENT_BYTES = 1024
 """Swizzled tiles begin at multiples of this."""
@@ -54,7 +55,7 @@ class Registers:
 
     reduce: int = 104
     compute: int = 152
-    other: int = 96
+    other: int = 104
 
     def __post_init__(self) -> None:
         total = self.reduce + 2 * self.compute + self.other
@@ -62,26 +63,61 @@ class Registers:
             raise ValueError(f"registers: the four warpgroups take {total} of {REGISTERS}: {self}")
 
 
+class DqOver(enum.Enum):
+    """What dQ lies over in tensor memory."""
+
+    NOTHING = enum.auto()
+    DP = enum.auto()
+    SCORES = enum.auto()
+    BOTH = enum.auto()
+
+
 @dataclass(frozen=True)
 class TensorMemory:
-    """Columns of tensor memory where each product begins, behind dV at 0 and dK after it (r = tile_e + tile_d):
+    """Columns of tensor memory where each product begins, behind dV at 0 and dK after it (r: where dK ends).
 
-        form           apart               shared              serial
-        S, then P      [r, r + 128)        [r, r + 128)        [r, r + 128)
-        dP, then dS    [r + 128, r + 256)  [r + 128, r + 256)  [r + 64, r + 192): over half of S
-        dQ             from r + 256        from r + 128        from r: over S and dP
-        head dims      64 and 64           up to 128 and 128   up to 192 and 128
+        form           S, then P         dP, then dS            dQ                        head dims, at most
+        one CTA        [r, r + 128)      [r + 128, r + 256)     from r + 256              64 and 64
+                                                                from r + 128, over dP     128 and 128
+                                         [r + 64, r + 192)      from r, over S and dP     192 and 128
+        pair           [r, r + 128)      [r + 128, r + 256)     from r + 256              128 and 64
+                                                                [r + 64, ...), over S     128 and 128
+        narrow pair    [r, r + 64)       [r + 64, r + 128)      from r + 128              256 and 256
+
+    In a pair dQ is split by queries: each of a CTA's 64 has two lanes, with half of the columns in each. In a narrow
+    pair each CTA has 64 keys: so it is with all products, and P and dS lie in shared memory.
 
     P and dS are 16-bit: of each half of the queries (64 columns of S or dP, one computing warpgroup's) they take the
-    lower 32 columns of that half, so that no warpgroup overwrites what the other has still to read. In the serial form
-    P has to make room for dP: it takes [r, r + 64), and the warpgroups meet before they store it.
+    lower 32 columns of that half, so that no warpgroup overwrites what the other has still to read. Where P has to make
+    room, for dP or for dQ, it takes [r, r + 64), and warps meet before they store it.
 
     What lies over something else is issued after the products that read that, and those complete in order. The reduce
-    role is waited for before dQ is overwritten.
+    role is waited for before dQ is overwritten, the compute role before dQ overwrites the S of the next step.
     """
 
     tile_d: int
     tile_e: int
+    ctas: int = 1
+    keys: int = BLOCK
+
+    def _columns(self, width: int) -> int:
+        return width * self.keys // BLOCK
+
+    @property
+    def score_columns(self) -> int:
+        return self._columns(BLOCK)
+
+    @property
+    def dv_columns(self) -> int:
+        return self._columns(self.tile_e)
+
+    @property
+    def dk_columns(self) -> int:
+        return self._columns(self.tile_d)
+
+    @property
+    def dq_columns(self) -> int:
+        return self.tile_d // self.ctas
 
     @property
     def free(self) -> int:
@@ -89,31 +125,35 @@ class TensorMemory:
         return TMEM_COLUMNS - self.scores
 
     @property
-    def apart(self) -> bool:
-        return self.free >= 2 * BLOCK + self.tile_d
-
-    @property
-    def serial(self) -> bool:
-        return self.free < 2 * BLOCK or self.tile_d > BLOCK
+    def dq_over(self) -> DqOver:
+        if self.free >= 2 * self.score_columns + self.dq_columns:
+            return DqOver.NOTHING
+        if self.ctas == 2:
+            return DqOver.SCORES
+        return DqOver.BOTH if self.free < 2 * BLOCK or self.tile_d > BLOCK else DqOver.DP
 
     @property
     def scores(self) -> int:
-        return self.dk + self.tile_d
+        return self.dk + self.dk_columns
+
+    @property
+    def p_packed(self) -> bool:
+        """Whether P of both halves of the queries lies together."""
+        return self.dq_over in (DqOver.SCORES, DqOver.BOTH)
 
     @property
     def p_distance(self) -> int:
         """From P of one half of the queries to that of the other."""
-        return BLOCK // 4 if self.serial else BLOCK // 2
+        return BLOCK // 4 if self.p_packed else BLOCK // 2
 
     @property
     def dp(self) -> int:
-        return self.scores + (BLOCK // 2 if self.serial else BLOCK)
+        return self.scores + (BLOCK // 2 if self.dq_over is DqOver.BOTH else self.score_columns)
 
     @property
     def dq(self) -> int:
-        if self.serial:
-            return self.scores
-        return self.dp + (BLOCK if self.apart else 0)
+        over = {DqOver.BOTH: self.scores, DqOver.SCORES: self.scores + BLOCK // 2, DqOver.DP: self.dp}
+        return over.get(self.dq_over, self.dp + self.score_columns)
 
     @property
     def dv(self) -> int:
@@ -121,12 +161,29 @@ class TensorMemory:
 
     @property
     def dk(self) -> int:
-        return self.tile_e
+        return self.dv_columns
 
     def __post_init__(self) -> None:
-        end = max(self.dp + BLOCK, self.dq + self.tile_d)
+        end = max(self.dp + self.score_columns, self.dq + self.dq_columns)
         if end > TMEM_COLUMNS:
             raise ValueError(f"tensor memory columns: {self} needs {end}, an SM has {TMEM_COLUMNS}")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A 16-bit tile in shared memory, in swizzled panels of 64 or 32 columns."""
+
+    rows: int
+    columns: int
+    stages: int = 1
+
+    @property
+    def panel(self) -> int:
+        return 32 if self.columns % 64 else 64
+
+    @property
+    def stage_bytes(self) -> int:
+        return 2 * self.rows * self.columns
 
 
 @dataclass(frozen=True)
@@ -135,23 +192,50 @@ class BackwardPlan:
 
     Attributes:
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64.
-      q_stages, do_stages: tiles of Q (with LSE and delta) and of dO in flight.
+      ctas: 1, or 2 that work as a pair: each has keys of its own, and makes dQ of half of the queries over all keys.
+      keys: of a CTA; 64 in a narrow pair.
+      q_stages, do_stages: tiles of Q and of dO in flight; `statistic_stages`, of LSE and delta.
+      dq_chunk: columns of dQ that leave in one bulk reduction; `dq_stages`, buffers for such chunks.
+      exp2_on_fma: of so many exponentials one runs on FMA units; 0: none.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size (of 126 MB).
     """
 
     tile_d: int
     tile_e: int
+    ctas: int = 1
+    keys: int = BLOCK
     q_stages: int = 2
     do_stages: int = 1
+    statistic_stages: int = 2
+    dq_chunk: int = 32
+    dq_stages: int = 2
+    exp2_on_fma: int = 0
     block_q: int = BLOCK
-    block_k: int = BLOCK
     l2_bytes: int = 48 << 20
     registers: Registers = Registers()
     warps: Warps = Warps()
 
     @property
+    def paired(self) -> bool:
+        return self.ctas == 2
+
+    @property
+    def narrow(self) -> bool:
+        return self.keys < BLOCK
+
+    @property
+    def serial(self) -> bool:
+        """Whether the products of a step follow one another, without those of the next between them."""
+        return self.narrow or self.tmem.dq_over is DqOver.BOTH
+
+    @property
+    def block_k(self) -> int:
+        """Keys of a tile of work."""
+        return self.ctas * self.keys
+
+    @property
     def tmem(self) -> TensorMemory:
-        return TensorMemory(self.tile_d, self.tile_e)
+        return TensorMemory(self.tile_d, self.tile_e, self.ctas, self.keys)
 
     @property
     def roles(self) -> dict[str, range]:
@@ -178,11 +262,46 @@ class BackwardPlan:
         return self.block_q * self.tile_d
 
     @property
+    def tiles(self) -> dict[str, Tile]:
+        """In shared memory.
+
+        In a pair a product's right operand is split by its columns of the result. A matrix that is such an operand of
+        two products has two tiles: Q's own queries, and its own half of the columns for all queries (`q_columns`); so
+        has dO, and K. `ds` has the keys of the whole tile and, in a pair, the own queries.
+
+        `ds_out` is what the other CTA's dQ needs: the other's queries, or in a narrow pair all.
+        """
+        d, e, k = self.tile_d, self.tile_e, self.keys
+        if not self.paired:
+            return {
+                "q": Tile(BLOCK, d, self.q_stages), "k": Tile(k, d), "v": Tile(k, e),
+                "do": Tile(BLOCK, e, self.do_stages), "ds": Tile(k, BLOCK),
+            }  # fmt: skip
+        half = BLOCK // 2
+        tiles = {
+            "q": Tile(half, d, self.q_stages), "k": Tile(k, d), "v": Tile(k, e), "do": Tile(half, e, self.do_stages),
+            "q_columns": Tile(BLOCK, d // 2, self.q_stages), "do_columns": Tile(BLOCK, e // 2, self.do_stages),
+            "k_columns": Tile(self.block_k, d // 2), "ds": Tile(self.block_k, half),
+            "ds_out": Tile(k, BLOCK if self.narrow else half),
+        }  # fmt: skip
+        return tiles | ({"p": Tile(k, BLOCK)} if self.narrow else {})
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Tiles that take turns in the memory of another."""
+        return {"q_columns": "q", "do_columns": "do"} if self.narrow else {}
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Of dS that a CTA of a pair is sent every step."""
+        return self.tiles["ds_out"].stage_bytes if self.paired else 0
+
+    @property
     def shared_bytes(self) -> int:
-        elements = BLOCK * ((1 + self.q_stages) * self.tile_d + (1 + self.do_stages) * self.tile_e + BLOCK)
-        small = 4 * BLOCK * 2 * self.q_stages + _BARRIER_BYTES
+        own = [tile for name, tile in self.tiles.items() if name not in self.aliases]
+        small = 4 * BLOCK * 2 * self.statistic_stages + _SMALL_BYTES
         aligned = -(-small // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return aligned + 2 * elements + 4 * BLOCK * DQ_STAGES * DQ_CHUNK
+        return aligned + sum(t.stages * t.stage_bytes for t in own) + 4 * BLOCK * self.dq_stages * self.dq_chunk
 
     def __post_init__(self) -> None:
         if self.shared_bytes > SMEM_BYTES:
@@ -193,13 +312,38 @@ class BackwardPlan:
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims. Raises `Unsupported`."""
     check_slopes(spec)
-    tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
-    try:
-        serial = TensorMemory(tile_d, tile_e).serial
-    except ValueError as error:
-        raise Unsupported(
-            f"the sm_100a backward kernel has no room for head dims {spec.head_dim} and {spec.value_head_dim}: {error}"
-        ) from error
-    if serial:  # the mma role has more operands' descriptors to hold
-        return BackwardPlan(tile_d, tile_e, q_stages=1, registers=Registers(compute=144, other=120))
-    return BackwardPlan(tile_d, tile_e, do_stages=1 if tile_d + tile_e > 192 else 2)
+    return plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim))
+
+
+def plan_of(tile_d: int, tile_e: int) -> BackwardPlan:
+    """The plan for padded head dims."""
+    if max(tile_d, tile_e) <= BLOCK:
+        return pair_plan(tile_d, tile_e)
+    if tile_d <= 192 and tile_d + tile_e <= 320:
+        return single_plan(tile_d, tile_e)
+    return narrow_plan(tile_d, tile_e)
+
+
+def single_plan(tile_d: int, tile_e: int) -> BackwardPlan:
+    """CTAs of their own."""
+    if TensorMemory(tile_d, tile_e).dq_over is DqOver.BOTH:
+        return BackwardPlan(tile_d, tile_e, q_stages=1)
+    return BackwardPlan(tile_d, tile_e, do_stages=1 if tile_d + tile_e > 192 else 2, exp2_on_fma=_exp2(tile_d, tile_e))
+
+
+def pair_plan(tile_d: int, tile_e: int) -> BackwardPlan:
+    """Pairs of CTAs with 128 keys each."""
+    stages = 1 if tile_d + tile_e > 128 else 2
+    return BackwardPlan(
+        tile_d, tile_e, ctas=2, q_stages=stages, do_stages=stages, dq_chunk=16, exp2_on_fma=_exp2(tile_d, tile_e)
+    )
+
+
+def narrow_plan(tile_d: int, tile_e: int) -> BackwardPlan:
+    """Pairs of CTAs with 64 keys each."""
+    return BackwardPlan(tile_d, tile_e, ctas=2, keys=64, q_stages=1, dq_chunk=16)
+
+
+def _exp2(tile_d: int, tile_e: int) -> int:
+    """Where products are short, exponentials bound the kernel: in timed runs 7 % faster at 64, no change at 128."""
+    return 4 if tile_d + tile_e <= 128 else 0

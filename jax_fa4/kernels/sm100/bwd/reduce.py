@@ -1,7 +1,7 @@
 """The reduce role: one warpgroup adds dQ of every step to the float32 accumulator in global memory.
 
-A thread takes its row of dQ out of tensor memory, 64 columns at once, and hands it over in chunks of 32 columns through
-shared memory to asynchronous bulk reductions.
+A thread takes its lane of dQ out of tensor memory, some chunks at once, and hands it over chunk by chunk through shared
+memory to asynchronous bulk reductions. The CTAs of a pair have half of the queries each.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ from cutlass import Int32
 
 from jax_fa4.kernels.common import dq_order, key_tiles
 from jax_fa4.kernels.common.copies import address, reduce_add
-from jax_fa4.kernels.sm100.bwd.context import REDUCE_BARRIER, Context, load_columns, phase
-from jax_fa4.kernels.sm100.bwd.plan import BLOCK, DQ_CHUNK, DQ_STAGES
-from jax_fa4.kernels.sm100.context import arrive_warp, tmem_fence
+from jax_fa4.kernels.sm100.bwd import context as contexts
+from jax_fa4.kernels.sm100.bwd.barriers import REDUCE_BARRIER, phase, report
+from jax_fa4.kernels.sm100.bwd.context import Context
+from jax_fa4.kernels.sm100.bwd.memory import load_columns
+from jax_fa4.kernels.sm100.bwd.plan import BLOCK
+from jax_fa4.kernels.sm100.context import tmem_fence
 
 # More would take registers that the compute role can use better.
-_CHUNKS_IN_REGISTERS = 2
+_COLUMNS_IN_REGISTERS = 64
 
 
 @cute.jit
 def run(context: Context):
     """All tiles of this block."""
     kernel, key_schedule, spec, g = context.kernel, context.schedule, context.spec, context.g
-    number, turn, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0)
+    plan = context.plan
+    number, turn, steps_done = contexts.first_number(plan), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
-        steps = key_tiles.steps(kernel, g, context.dims, tile)
+        steps = context.steps(tile)
         count = steps.count(spec.group)
         place = key_tiles.nowhere()
         if count > 0:
@@ -40,37 +44,39 @@ def run(context: Context):
                 before = place.block
                 last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, place.block, last)
                 counter = address(g.dq_counter, tile.batch, place.head, place.block)
-                turns = dq_order.turn(kernel, g, tile, place.block, last)
-            target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0)
+                # The CTAs of a pair count together: each waits for both of every pair before.
+                turns = dq_order.turn(kernel, g, tile, place.block, last) * plan.ctas
+            share = context.rank * (plan.dq_floats // plan.ctas)
+            target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0) + share
             _step(context, steps_done + i, target, counter, turns)
             place = key_tiles.following(steps, place)
         steps_done += count
-        number = key_tiles.receive(context.pipes, context.shared, turn)
+        number = contexts.receive(context, turn)
         turn += 1
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
 def _step(context: Context, number, target, counter, turns):
-    """Adds a step's dQ at `target`; with a `counter`, after `turns` other tiles have added theirs."""
-    plan, pipes = context.plan, context.pipes
+    """Adds a step's dQ at `target`; with a `counter`, when it has reached `turns`."""
+    plan, pipes, width, stages = context.plan, context.pipes, context.plan.dq_chunk, context.plan.dq_stages
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     thread = cute.arch.thread_idx()[0]
     pipes.dq_full.wait(0, phase(number))
     tmem_fence("after")
-    chunks = plan.tile_d // DQ_CHUNK
+    chunks, at_once = plan.tmem.dq_columns // width, _COLUMNS_IN_REGISTERS // width
     values: list = []
     for i in cutlass.range_constexpr(chunks):
-        if cutlass.const_expr(i % _CHUNKS_IN_REGISTERS == 0):
-            values = _load(context, range(i, min(i + _CHUNKS_IN_REGISTERS, chunks)), thread)
-            if cutlass.const_expr(i + _CHUNKS_IN_REGISTERS >= chunks):
-                arrive_warp(pipes.dq_empty, 0)
-        stage = i % DQ_STAGES
+        if cutlass.const_expr(i % at_once == 0):
+            values = _load(context, range(i, min(i + at_once, chunks)), thread)
+            if cutlass.const_expr(i + at_once >= chunks):
+                report(plan, pipes.dq_empty)
+        stage = i % stages
         if warp == 0:
-            cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)
+            cute.arch.cp_async_bulk_wait_group(stages - 1, read=True)
         cute.arch.barrier(barrier_id=REDUCE_BARRIER, number_of_threads=BLOCK)
-        chunk = values[i % _CHUNKS_IN_REGISTERS]
-        for j in cutlass.range_constexpr(DQ_CHUNK // 4):
+        chunk = values[i % at_once]
+        for j in cutlass.range_constexpr(width // 4):
             source = cute.make_tensor(chunk.iterator + 4 * j, cute.make_layout(4))
             cute.autovec_copy(source, context.shared.dq[None, thread, j, stage])
         cute.arch.fence_view_async_shared()
@@ -79,7 +85,7 @@ def _step(context: Context, number, target, counter, turns):
             if cutlass.const_expr(counter is not None and i == 0):
                 dq_order.wait(counter, turns)
             if cute.arch.lane_idx() == 0:
-                floats = BLOCK * DQ_CHUNK
+                floats = BLOCK * width
                 reduce_add(context.shared.dq[None, None, None, stage].iterator, target + i * floats, 4 * floats)
             cute.arch.cp_async_bulk_commit_group()
     if cutlass.const_expr(counter is not None):
@@ -88,8 +94,23 @@ def _step(context: Context, number, target, counter, turns):
 
 
 def _load(context: Context, chunks: range, thread) -> list:
-    """A thread's row of some chunks of dQ."""
-    values = [load_columns(context, context.plan.tmem.dq + i * DQ_CHUNK, DQ_CHUNK, thread) for i in chunks]
+    """A thread's lane of some chunks of dQ."""
+    tmem, width = context.plan.tmem, context.plan.dq_chunk
+    values = [load_columns(context.tmem, tmem.dq + i * width, width, thread) for i in chunks]
     cute.arch.fence_view_async_tmem_load()
     tmem_fence("before")
     return values
+
+
+def accumulator_layout(plan) -> cute.Layout:
+    """Where element (query, column) of a tile of dQ lies in the accumulator, as `_step` writes it.
+
+    (4, lane, vector of columns) for each CTA; in a pair a query has two lanes, with half of the columns each.
+    """
+    lane = 4
+    if not plan.paired:
+        return cute.make_layout((BLOCK, (4, plan.tile_d // 4)), stride=(lane, (1, lane * BLOCK)))
+    half, vectors = BLOCK // 2, plan.tile_d // 8
+    return cute.make_layout(
+        ((half, 2), (4, vectors, 2)), stride=((lane, plan.dq_floats // 2), (1, lane * BLOCK, lane * half))
+    )
