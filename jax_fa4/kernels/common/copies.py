@@ -38,9 +38,9 @@ def tma_partition(atom: cute.CopyAtom, shared: cute.Tensor, tiles: cute.Tensor):
 
 
 def rows_layout(dtype, rows: int, columns: int, stages: int | None = None, panel: int = 64) -> cute.ComposedLayout:
-    """(rows, columns[, stages]) with contiguous columns, swizzled: panels of 64 or 32 columns, one after another."""
-    kind = {64: warpgroup.SmemLayoutAtomKind.K_SW128, 32: warpgroup.SmemLayoutAtomKind.K_SW64}[panel]
-    atom = warpgroup.make_smem_layout_atom(kind, dtype)
+    """(rows, columns[, stages]) with contiguous columns, swizzled, in panels of 64, 32 or 16 columns."""
+    kinds = warpgroup.SmemLayoutAtomKind
+    atom = warpgroup.make_smem_layout_atom({64: kinds.K_SW128, 32: kinds.K_SW64, 16: kinds.K_SW32}[panel], dtype)
     shape = (rows, columns) if stages is None else (rows, columns, stages)
     return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
 

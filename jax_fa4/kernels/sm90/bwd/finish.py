@@ -23,7 +23,8 @@ def finish(
         dq_accumulator[batch, head, block, None].iterator,
         cute.make_layout((4, 128, plan.dq_floats // (512 * parts), parts)),
     )[None, thread % 128, None, thread // 128]
-    values = cute.make_rmem_tensor(product.partition_shape_C((rows, columns)), Float32)
+    shape = (columns, rows) if plan.dq_transposed else (rows, columns)
+    values = cute.make_rmem_tensor(product.partition_shape_C(shape), Float32)
     cute.autovec_copy(source, cute.make_tensor(values.iterator, cute.make_layout(source.shape)))
     for i in cutlass.range_constexpr(cute.size(values)):
         values[i] = values[i] * scale
@@ -37,7 +38,9 @@ def finish(
         result.store(values.load())
     else:
         softmax.convert_pairs(values, result)
-    cute.autovec_copy(result, product.get_slice(thread).partition_C(shared))
+    as_product = cute.make_tensor(shared.iterator, cute.make_layout(shape, stride=(1, columns + vector)))
+    view = as_product if plan.dq_transposed else shared
+    cute.autovec_copy(result, product.get_slice(thread).partition_C(view))
     cute.arch.sync_threads()
 
     per_row = columns // vector

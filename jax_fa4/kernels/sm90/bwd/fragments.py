@@ -54,7 +54,8 @@ class Operands:
             scores_k=left(scores, shared.k), scores_q=right(scores, shared.q),
             dp_v=left(scores, shared.v), dp_do=right(scores, shared.do),
             dv_do=right(dv, transposed(shared.do)), dk_q=right(dk, transposed(shared.q)),
-            dq_ds=left(dq, transposed(shared.ds)), dq_k=right(dq, transposed(shared.k)),
+            dq_ds=(right if p.dq_transposed else left)(dq, transposed(shared.ds)),
+            dq_k=(left if p.dq_transposed else right)(dq, transposed(shared.k)),
             dk=accumulator(dk, p.block_k, p.tile_d), dv=accumulator(dv, p.block_k, p.tile_e),
         )
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import abi, copies, key_tiles, segments, softmax
+from jax_fa4.kernels.common import abi, copies, entry, key_tiles, segments, softmax
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
@@ -56,32 +57,33 @@ class Backward:
     def __init__(self, spec, plan: BackwardPlan):
         self.spec = spec
         self.plan = plan
+        self.short = Backward(spec, plan.short) if plan.short else None
         self.dtype = DTYPES[spec.dtype]
-        blocks = ("ceil", "S", plan.block_q)
-        rows = ("round_up", "S", plan.block_q)
-        self.buffers = abi.backward_buffers(spec) + (
-            abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, plan.dq_floats)),
-            abi.scratch("lse_log2", "float32", ("B", "H", rows)),
-            abi.scratch("delta_rows", "float32", ("B", "H", rows)),
-            abi.scratch("tile_counter", "int32", (1,)),
-        )
-        if segments.in_mask(spec.mask):
-            self.buffers += segments.scratch(plan.block_q, plan.block_k)
-        if spec.deterministic:
-            self.buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
+        self.scratch = _scratch(spec, plan, plan.block_q, plan.block_q)
+        sizes = sorted((plan.block_q, (plan.short or plan).block_q))
+        self.buffers = abi.backward_buffers(spec) + _scratch(spec, plan, *sizes)
         # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
         self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
 
     @cute.jit
     def __call__(self, g, dims, stream):
+        if cutlass.const_expr(self.short is None):
+            self.launch(g, dims, stream)
+        else:
+            _launch_by_length(self, g, dims, stream)
+
+    def launch(self, given, dims, stream) -> None:
+        """Launches the kernels on tensors `given` (see `kernels.common.entry`), of which scratch may be too large."""
         plan, spec = self.plan, self.spec
+        own = {b.name: entry.tensor(getattr(given, b.name).iterator, b, dims) for b in self.scratch}
+        g = SimpleNamespace(**(vars(given) | own))
         row_blocks = (dims.S + (plan.block_q - 1)) // plan.block_q
         products = Products.make(self.dtype, plan)
         # A launch rebinds the namespace that it is given to the kernel's own arguments: each gets a copy.
         prepare(copy.copy(g), plan.block_q, plan.dq_floats, spec.deterministic).launch(
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )
-        if cutlass.const_expr(segments.in_mask(spec.mask)):
+        if segments.in_mask(spec.mask):
             segments.launch_bounds(g, dims, plan.block_q, plan.block_k, stream)
         key_schedule = key_tiles.key_schedule(plan, spec, dims)
         self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
@@ -129,3 +131,33 @@ class Backward:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             role = wide if plan.wide else consumer
             role.run(self, products, shared, pipes, g, dims, key_schedule)
+
+
+def _scratch(spec, plan: BackwardPlan, fewest: int, most: int) -> tuple[abi.Buffer, ...]:
+    """Scratch for blocks of query rows that number as blocks of `fewest` rows do, and hold `most`."""
+    blocks = ("ceil", "S", fewest)
+    rows = ("mul", blocks, most)
+    buffers = (
+        abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, most * plan.tile_d)),
+        abi.scratch("lse_log2", "float32", ("B", "H", rows)),
+        abi.scratch("delta_rows", "float32", ("B", "H", rows)),
+        abi.scratch("tile_counter", "int32", (1,)),
+    )
+    if segments.in_mask(spec.mask):
+        buffers += segments.scratch(fewest, plan.block_k)
+    if spec.deterministic:
+        buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
+    return buffers
+
+
+@cute.jit
+def _launch_by_length(kernel: cutlass.Constexpr, g, dims, stream):
+    """The kernels for short sequences, or those for long ones."""
+    if dims.S <= kernel.plan.short_rows:
+        _launch(kernel.short, g, dims, stream)
+    else:
+        _launch(kernel, g, dims, stream)
+
+
+def _launch(kernel: Backward, g, dims, stream) -> None:
+    kernel.launch(g, dims, stream)

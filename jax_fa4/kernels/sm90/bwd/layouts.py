@@ -27,7 +27,7 @@ class Products:
 
     P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. Warpgroups share the keys, but in
     a `wide` plan each has all keys and its own products. dQ = dS K reads dS from shared memory; they share its rows or
-    columns.
+    columns, or those of its transpose.
     """
 
     scores: cute.TiledMma
@@ -47,11 +47,17 @@ class Products:
             return hopper_helpers.make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, split, tile, a)
 
         split = (1, 1, 1) if plan.wide else by_rows
+        if plan.dq_transposed:
+            dq = product(MN_MAJOR, MN_MAJOR, plan.block_q, by_rows)
+        else:
+            dq = product(
+                MN_MAJOR, MN_MAJOR, plan.tile_d // plan.dq_slices, by_rows if plan.dq_by_rows else by_columns
+            )
         return cls(
             scores=product(K_MAJOR, K_MAJOR, plan.block_q, split),
             dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, split, registers),
             dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, split, registers),
-            dq=product(MN_MAJOR, MN_MAJOR, plan.tile_d // plan.dq_slices, by_rows if plan.dq_by_rows else by_columns),
+            dq=dq,
         )
 
 
@@ -114,7 +120,7 @@ class Shared:
         return cls(
             q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.tile_d, None, p.panel_d),
             v=tile(p.block_k, p.tile_e), do=tile(p.block_q, p.tile_e, p.do_stages),
-            ds=tile(p.block_k, p.block_q, p.ds_stages), mail=mail() if p.wide else None,
+            ds=tile(p.block_k, p.block_q, p.ds_stages, p.panel_q), mail=mail() if p.wide else None,
             dq=memory.allocate_tensor(Float32, cute.make_layout((4, 128, part // 512, p.consumers)), 1024),
             lse=statistic(p.q_stages), delta=statistic(p.do_stages),
             numbers=memory.allocate_tensor(Int32, cute.make_layout((NUMBER_STAGES,)), 16),

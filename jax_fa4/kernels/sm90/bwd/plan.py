@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
+from jax_fa4.kernels.sm90.plans import is_causal, is_simple
 from jax_fa4.spec import AttentionSpec
 
 SHARED_BYTES = 227 * 1024
 """Shared memory that one block may have on sm_90."""
+
+SHORT_ROWS = 3072
+"""Up to here blocks of 64 query rows are faster than blocks of 80 under a causal mask (D = 128)."""
 
 ALIGNMENT_BYTES = 1024
 """Swizzled tiles begin at multiples of this."""
@@ -29,6 +33,8 @@ class BackwardPlan:
       ds_stages: buffers of dS; with two instead of three, warpgroups keep closer step. A wide plan needs one.
       mail_bits: of P as it passes between the warpgroups of a wide plan.
       dq_slices: parts in which dQ of a step is made and leaves.
+      short: the plan for up to `short_rows` query rows, where wide blocks of queries cross the diagonal more often;
+        both are in one artifact, and the host function picks by the length.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
     """
 
@@ -42,6 +48,8 @@ class BackwardPlan:
     dq_slices: int = 1
     mail_bits: int = 16
     l2_bytes: int = 32 << 20
+    short: BackwardPlan | None = None
+    short_rows: int = 0
 
     consumer_registers: int = 240
     producer_registers: int = 24
@@ -75,6 +83,16 @@ class BackwardPlan:
         return self.block_q == 64 * self.consumers
 
     @property
+    def dq_transposed(self) -> bool:
+        """Whether dQ^T = K^T dS^T is made instead of dQ = dS K: its rows are head dims, which the consumers share."""
+        return self.block_q % 64 != 0
+
+    @property
+    def panel_q(self) -> int:
+        """Columns of a swizzled panel of dS, whose columns are queries."""
+        return 16 if self.block_q % 64 else 64
+
+    @property
     def dq_floats(self) -> int:
         """Elements of one tile of the dQ accumulator."""
         return self.block_q * self.tile_d
@@ -103,7 +121,11 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     if max(tile_d, tile_e) <= 64:
         return BackwardPlan(128, 128, tile_d, tile_e, ds_stages=2)
     if max(tile_d, tile_e) <= 128:
-        return BackwardPlan(64, 128, tile_d, tile_e)
+        narrow = BackwardPlan(64, 128, tile_d, tile_e)
+        if tile_d < 128 or not is_simple(spec):
+            return narrow
+        wide = BackwardPlan(80, 128, tile_d, tile_e, ds_stages=2)
+        return replace(wide, short=narrow, short_rows=SHORT_ROWS) if is_causal(spec.mask) else wide
     mail_bits = 32 if spec.score_mods else 16
     if tile_d == 256:
         return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=1, dq_slices=2, mail_bits=mail_bits)
