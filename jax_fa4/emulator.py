@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import enum
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,15 @@ from jax_fa4.artifact import Artifact
 
 SM_COUNT = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 148}
 """Streaming multiprocessors of an H200, a B200 and a B300."""
+
+
+class Strict(enum.IntFlag):
+    """What hardware forgives and a strict run reports."""
+
+    ALL = 1
+    LOADS = 2  # registers of a tcgen05.ld used before its tcgen05.wait::ld
+    END = 4  # a CTA that ends while bulk stores or other CTAs still use its shared memory
+    FENCES = 8  # accesses of different warps to tensor memory without tcgen05.fence around the barrier between them
 
 
 class EmulationError(RuntimeError):
@@ -158,13 +168,14 @@ def _take_error(lib: ctypes.CDLL, error: ctypes.c_void_p) -> str:
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """How to run: `seed` fixes the interleaving and with it results and counts; `threads` (0: all processors) has no
-    influence on them. `strict` reports what hardware forgives. `sm_count` 0 takes that of the architecture's part.
-    `check_bounds` stops a kernel that leaves the arrays it was given. With `timing` the warps follow a model of the
-    hardware's clock instead of the seed, and the report estimates cycles ("cluster_cycles", "timing"). So many of each
-    kernel's clusters as `trace` says, the first ones, report what happened when ("trace")."""
+    influence on them. `strict` (False, True or kinds of `Strict`) reports what hardware forgives. `sm_count` 0 takes
+    that of the architecture's part. `check_bounds` stops a kernel that leaves the arrays it was given. With `timing`
+    the warps follow a model of the hardware's clock instead of the seed, and the report estimates cycles
+    ("cluster_cycles", "timing"). So many of each kernel's clusters as `trace` says, the first ones, report what
+    happened when ("trace")."""
 
     seed: int = 0
-    strict: bool = False
+    strict: bool | Strict = False
     threads: int = 0
     sm_count: int = 0
     check_bounds: bool = True

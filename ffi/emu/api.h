@@ -25,7 +25,8 @@ typedef struct emu_options {
   uint64_t struct_bytes;  /* sizeof(emu_options), so that fields may be added at the end */
   uint64_t seed;          /* fixes the interleaving, hence results and counts, bit for bit */
   uint32_t threads;       /* host threads; 0: as many as there are processors. No influence on results */
-  uint32_t strict;        /* 1: report what real hardware only forgives, such as a missing tcgen05.wait::ld */
+  uint32_t strict;        /* report what real hardware only forgives. 1: all of it, or a sum of: 2 a missing
+                             tcgen05.wait::ld, 4 a CTA that ends too early, 8 a missing tcgen05.fence */
   uint32_t timing;        /* 1: warps follow a model of the hardware's clock, and the report estimates cycles */
   uint32_t sm_count;      /* streaming multiprocessors; 0: 148 for sm_100, 132 for sm_90 */
   const emu_region* regions; /* global memory; with none, global addresses are not checked */

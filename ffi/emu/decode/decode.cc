@@ -168,9 +168,25 @@ class Decoder {
     program_->register_bytes = at;
   }
 
+  void name_registers(Inst& in, const FlowInput& uses) {
+    std::vector<uint32_t>& named = program_->named;
+    in.named = static_cast<uint32_t>(named.size());
+    for (const auto* list : {&uses.reads, &uses.writes}) {
+      in.named_reads = static_cast<uint16_t>(named.size() - in.named);
+      for (uint32_t r : *list)
+        if (kernel_.registers[r].bits > 1) named.push_back(r);
+    }
+    in.named_count = static_cast<uint16_t>(named.size() - in.named);
+  }
+
   void finish(const Flow& flow) {
     Program& p = *program_;
     const uint32_t end = static_cast<uint32_t>(p.code.size());
+    for (const Inst& in : p.code) {
+      p.has_wgmma |= in.chains;
+      p.has_tensor_loads |= in.unit == Unit::kTensorMemoryLoad;
+    }
+    p.register_count = static_cast<uint32_t>(kernel_.registers.size());
     for (uint32_t i = 0; i < end; ++i) {
       Inst& in = p.code[i];
       in.touched = static_cast<uint32_t>(p.touched.size());
@@ -190,6 +206,7 @@ class Decoder {
       }
       in.touched_count = static_cast<uint16_t>(p.touched.size() - in.touched);
       in.predicate_count = static_cast<uint16_t>(p.touched_predicates.size() - in.predicates);
+      if (p.has_wgmma || p.has_tensor_loads) name_registers(in, flow_[i]);
       if (flow_[i].target < 0) continue;
       const uint32_t block = flow.immediate_postdominator[flow.block_of[i]];
       in.reconverge = block < flow.blocks.size() ? flow.blocks[block].begin : end;

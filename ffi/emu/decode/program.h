@@ -57,11 +57,14 @@ struct Inst {
   uint16_t touched_reads = 0; // the first of them are read, the others written
   uint32_t predicates = 0;    // likewise in Program::touched_predicates
   uint16_t predicate_count = 0, predicate_reads = 0;
+  uint32_t named = 0;         // first of its registers in Program::named
+  uint16_t named_count = 0, named_reads = 0;  // as for touched
   Unit unit = Unit::kOther;
   bool joins = false;         // lanes that diverged before may wait here for each other
   bool aligned = false;       // all lanes of the warp must execute it together
   bool chains = false;        // follows operations in flight in their order: no wait for registers they hold
   bool selects = false;       // op[0] = op[3] ? op[1] : op[2]
+  bool moves = false;         // between registers
   bool always = false;        // execute even when the guard masks off every lane
   uint16_t form = 0;          // in Program::forms
   uint32_t line = 0;          // PTX
@@ -97,6 +100,9 @@ struct Program {
   std::vector<std::string> forms;     // opcodes with their modifiers
   std::vector<uint16_t> touched;      // register units (128 bytes each) that instructions read or write
   std::vector<Slot> touched_predicates;
+  bool has_wgmma = false, has_tensor_loads = false;
+  std::vector<uint32_t> named;        // where it has them: registers of the text that instructions read or write
+  uint32_t register_count = 0;        // of the text
   std::vector<SpecialUse> specials;
   std::vector<ProgramParameter> parameters;
   uint32_t parameter_bytes = 0;

@@ -35,7 +35,7 @@ void BulkLoad::write(Cluster& cluster) {
 bool StoreOperation::step(Cluster& cluster) {
   switch (stage_) {
     case kRead:
-      if (cluster.launch.options.strict && source_cta->live_threads == 0)
+      if (cluster.launch.options.is_strict(kStrictEnd) && source_cta->live_threads == 0)
         throw fail("strict: bulk store: CTA %u of the cluster may end before its shared memory has been read", source_cta->rank);
       read(cluster);
       --group->reads;

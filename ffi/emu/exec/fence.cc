@@ -10,6 +10,11 @@ Status execute_proxy_fence(Warp& w, const Inst&, Mask) {
   return Status::kNext;
 }
 
+Status execute_init_fence(Warp& w, const Inst&, Mask) {
+  w.cta.cluster.judge->fence_inits();
+  return Status::kNext;
+}
+
 void decode_fence(Builder& b) {
   b.inst.unit = Unit::kFence;
   b.inst.execute = execute_nothing;
@@ -20,6 +25,7 @@ void decode_fence(Builder& b) {
   }
   if (b.take("mbarrier_init")) {
     if (!b.take("release") || !b.take("cluster")) b.refuse("the form is not known here");
+    b.inst.execute = execute_init_fence;
   } else if (b.take("proxy")) {
     const int kind = b.take_one({"async", "alias", "async::generic", "tensormap::generic"});
     if (kind < 0) b.refuse("the proxy is not known");
@@ -33,7 +39,9 @@ void decode_fence(Builder& b) {
   } else {
     b.take_one({"sc", "acq_rel", "acquire", "release"});
     b.take_one({"sync_restrict::shared::cta", "sync_restrict::shared::cluster"});
-    if (b.take_one({"cta", "cluster", "gpu", "sys"}) < 0) b.refuse("no scope");
+    const int scope = b.take_one({"cta", "cluster", "gpu", "sys"});
+    if (scope < 0) b.refuse("no scope");
+    if (scope > 0) b.inst.execute = execute_init_fence;
   }
   b.expect_operands(0, 2);
   if (b.operand_count() == 2) {  // fence.proxy.tensormap::generic.acquire [address], 128

@@ -37,6 +37,7 @@ Status execute_act(Warp& w, const Inst& in, Mask m) {
     const uint32_t value = f.value == kNoSlot ? 1 : w.words(f.value)[lane];
     if (cluster.trace && rest == m && (kAct == kArrive || kAct == kArriveExpect)) cluster.trace->arrived(in.line, "mbarrier", address);
     uint64_t state = 0;
+    if (kAct != kInit && address >> 24 != w.cta.rank) cluster.judge->check_init(address);
     switch (kAct) {
       case kInit: mbarrier::init(cluster, address, value); break;
       case kInvalidate: mbarrier::invalidate(cluster, address); break;

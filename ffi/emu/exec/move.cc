@@ -100,6 +100,7 @@ void decode_mov(Builder& b) {
   b.expect_operands(2, 2);
   b.finish_modifiers();
   b.inst.unit = Unit::kMove;
+  b.inst.moves = true;
   const ptx::Operand &d = b.operand(0), &s = b.operand(1);
   if (s.kind == ptx::Operand::kVector) return decode_pack(b, bits, s);
   if (d.kind == ptx::Operand::kVector) return decode_unpack(b, bits, d);

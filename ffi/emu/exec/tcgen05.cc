@@ -104,6 +104,7 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
     }
     if (!w.tensor_stores.empty()) operation->previous = w.tensor_stores.back();
     operation->line = static_cast<int>(in.line);
+    operation->order = ordered(cluster, "tcgen05.st", in.line);
     w.tensor_stores.push_back(operation);
     cluster.traffic.tensor_memory_written += bytes;
     cluster.engine.issue(cluster, operation, -1, cluster.clock());
@@ -111,7 +112,9 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
   } else {
     auto operation = std::make_shared<TensorLoad>(access, w, f.slots);
     operation->line = static_cast<int>(in.line);
-    w.hold(f.slots, operation, "tcgen05.wait::ld");
+    operation->order = ordered(cluster, "tcgen05.ld", in.line);
+    w.hold(f.slots, operation);
+    if (w.load_registers) w.load_registers->issue(in);
     w.tensor_loads.push_back(operation);
     cluster.traffic.tensor_memory_read += bytes;
     cluster.engine.issue(cluster, operation, -1, cluster.clock());
@@ -122,9 +125,7 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
         if (slot != kNoSlot) clock.ready[slot / 128] = clock.loads_done;
     }
   }
-  // A strict run keeps finished loads until their wait.
-  if (kStore || !cluster.launch.options.strict)
-    std::erase_if(kStore ? w.tensor_stores : w.tensor_loads, [](const OperationPtr& o) { return o->finished; });
+  std::erase_if(kStore ? w.tensor_stores : w.tensor_loads, [](const OperationPtr& o) { return o->finished; });
   cluster.event();
   return Status::kNext;
 }
@@ -167,8 +168,8 @@ Status execute_wait(Warp& w, const Inst& in, Mask) {
     auto& list = kStore ? warp.tensor_stores : warp.tensor_loads;
     for (const OperationPtr& o : list)
       if (!o->finished) return false;
-    for (const OperationPtr& o : list) warp.release(o);
     list.clear();
+    if (!kStore && warp.load_registers) warp.load_registers->wait();
     return true;
   };
   return wait.done(w, wait) ? Status::kNext : w.suspend(std::move(wait));
@@ -229,6 +230,7 @@ Status execute_mma(Warp& w, const Inst& in, Mask m) {
   }
   tcgen05_mma_check(mma);
   operation->line = static_cast<int>(in.line);
+  operation->order = ordered(cluster, "tcgen05.mma", in.line);
   operation->cta = w.cta.rank;
   cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.clock());
   cluster.event();
@@ -285,6 +287,7 @@ Status execute_cp(Warp& w, const Inst& in, Mask m) {
   operation->copy.descriptor = w.pairs(f.descriptor)[lane];
   for (uint32_t i = 0; i < f.group; ++i) operation->ctas.push_back(f.group == 2 ? &peer(w, (w.cta.rank & ~1u) + i) : &w.cta);
   operation->line = static_cast<int>(in.line);
+  operation->order = ordered(cluster, "tcgen05.cp", in.line);
   cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.clock());
   return Status::kNext;
 }
@@ -328,6 +331,7 @@ Status execute_commit(Warp& w, const Inst& in, Mask m) {
     operation->line = static_cast<int>(in.line);
     cluster.engine.issue(cluster, std::move(operation), queue_of(w, f.group), cluster.clock());
   }
+  if (cluster.tensor_order) cluster.tensor_order->fence_before(cluster.judge->running());  // a commit implies it
   cluster.event();
   return Status::kNext;
 }
@@ -346,11 +350,19 @@ void decode_commit(Builder& b) {
   b.finish_modifiers();
 }
 
-Status execute_fence(Warp&, const Inst&, Mask) { return Status::kNext; }
+template <bool kAfter>
+Status execute_fence(Warp& w, const Inst&, Mask) {
+  Cluster& cluster = w.cta.cluster;
+  if (!cluster.tensor_order) return Status::kNext;
+  if (kAfter) cluster.tensor_order->fence_after(cluster.judge->running());
+  else cluster.tensor_order->fence_before(cluster.judge->running());
+  return Status::kNext;
+}
 void decode_fence(Builder& b) {
-  if (b.take_one({"fence::before_thread_sync", "fence::after_thread_sync"}) < 0) b.refuse("the form is not known here");
+  const int after = b.take_one({"fence::before_thread_sync", "fence::after_thread_sync"});
+  if (after < 0) b.refuse("the form is not known here");
   b.expect_operands(0, 0);
-  b.inst.execute = execute_fence;
+  b.inst.execute = after ? execute_fence<true> : execute_fence<false>;
   b.inst.unit = Unit::kFence;
   b.finish_modifiers();
 }

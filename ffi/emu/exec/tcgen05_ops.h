@@ -11,11 +11,31 @@
 
 namespace emu {
 
+// A strict run's judge is told whose accesses to tensor memory these are.
+class OrderScope {
+ public:
+  OrderScope(Cluster& cluster, const std::shared_ptr<TensorAccess>& access) : order_(cluster.tensor_order.get()) {
+    if (order_) order_->begin(access);
+  }
+  ~OrderScope() {
+    if (order_) order_->end();
+  }
+
+ private:
+  TensorOrder* const order_;
+};
+// The access that the running warp issues now; null unless the run is strict.
+inline std::shared_ptr<TensorAccess> ordered(Cluster& cluster, const char* what, uint32_t line) {
+  return cluster.tensor_order ? cluster.tensor_order->issue(what, static_cast<int>(line), cluster.judge->running()) : nullptr;
+}
+
 class TensorLoad final : public Operation {
  public:
   TensorLoad(const TmemAccess& access, Warp& warp, const std::vector<Slot>& slots) : access_(access), warp_(warp), slots_(slots) {}
+  std::shared_ptr<TensorAccess> order;
   OperationNote note() const override { return {"tensor_load", {}, access_.address, slots_.size() * 128}; }
   bool step(Cluster& cluster) override {
+    const OrderScope scope(cluster, order);
     uint32_t unused[kLanes];
     uint32_t* registers[256];
     for (size_t i = 0; i < slots_.size(); ++i) registers[i] = slots_[i] == kNoSlot ? unused : warp_.words(slots_[i]);
@@ -23,7 +43,7 @@ class TensorLoad final : public Operation {
     if (!tmem_load(access_, warp_.cta.tensor_memory(), registers, unwritten))
       for (size_t i = 0; i < slots_.size(); ++i)
         if (unwritten[i]) warp_.taint.mark(slots_[i], 32, unwritten[i], {"tensor memory", access_.address, static_cast<uint32_t>(line)});
-    if (!cluster.launch.options.strict) warp_.release(shared_from_this());
+    warp_.release(shared_from_this());
     return true;
   }
 
@@ -36,11 +56,13 @@ class TensorLoad final : public Operation {
 class TensorStore final : public Operation {
  public:
   TensorStore(const TmemAccess& access, TensorMemory& tensor) : access_(access), tensor_(tensor) {}
+  std::shared_ptr<TensorAccess> order;
   std::vector<Lanes32> values;
   OperationPtr previous;  // stores of a warp happen in order
   bool ready() const override { return !previous || previous->finished; }
   OperationNote note() const override { return {"tensor_store", {}, access_.address, values.size() * 128}; }
   bool step(Cluster& cluster) override {
+    const OrderScope scope(cluster, order);
     const uint32_t* registers[256];
     for (size_t i = 0; i < values.size(); ++i) registers[i] = values[i].lane;
     tmem_store(access_, tensor_, registers);
@@ -57,6 +79,7 @@ class TensorStore final : public Operation {
 class TensorMma final : public Operation {
  public:
   Tcgen05Mma mma{};
+  std::shared_ptr<TensorAccess> order;
   uint32_t cta = 0;  // that issues it
   // M and N of the instruction descriptor; K is 32 bytes.
   uint64_t m() const { return (mma.instruction_descriptor >> 24 & 0x1f) * 16; }
@@ -71,6 +94,7 @@ class TensorMma final : public Operation {
     return {"mma", shape + (mma.a_in_tensor_memory ? ", A in tensor memory" : ""), mma.d, 2 * m() * n() * k()};
   }
   bool step(Cluster& cluster) override {
+    const OrderScope scope(cluster, order);
     const MmaWork work = tcgen05_mma(mma);
     cluster.traffic.tensor_flops += 2ull * work.m * work.n * work.k;
     ++cluster.traffic.mma_shapes["tcgen05.cta_group::" + std::to_string(mma.cta_group) + ".m" + std::to_string(work.m) + "n" +
@@ -88,8 +112,10 @@ class TensorCopy final : public Operation {
  public:
   Tcgen05Copy copy{};
   std::vector<Cta*> ctas;
+  std::shared_ptr<TensorAccess> order;
   OperationNote note() const override { return {"tensor_copy", {}, copy.address, 0}; }
   bool step(Cluster& cluster) override {
+    const OrderScope scope(cluster, order);
     for (Cta* cta : ctas) tcgen05_cp(copy, cta->shared, cta->tensor_memory());
     cluster.event();
     return true;
@@ -103,7 +129,10 @@ class TensorCommit final : public Operation {
   Span due(Timing& timing) const override { return {timing.now, timing.tensor_idle(cta)}; }
   OperationNote note() const override { return {"commit", {}, barriers[0], barriers.size()}; }
   bool step(Cluster& cluster) override {
-    for (uint32_t address : barriers) mbarrier::arrive(cluster, address, 1);
+    for (uint32_t address : barriers) {
+      cluster.judge->check_init(address);
+      mbarrier::arrive(cluster, address, 1);
+    }
     return true;
   }
 };

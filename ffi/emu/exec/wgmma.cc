@@ -62,9 +62,7 @@ class WgmmaOperation final : public Operation {
     operands.accumulate = accumulate_;
     wgmma(inst_.form, operands, cta_.shared);
     const OperationPtr self = shared_from_this();
-    // A strict run holds the registers until wgmma.wait_group: the manual leaves touching them before undefined.
-    if (!cluster.launch.options.strict)
-      for (Warp* w : warps_) w->release(self);
+    for (Warp* w : warps_) w->release(self);
     Warpgroup& group = cta_.warpgroups[warps_[0]->index / 4];
     group.pending.pop_front();
     ++group.first;
@@ -104,9 +102,10 @@ Status execute_mma(Warp& w, const Inst& in, Mask m) {
     operation = group.pending[number - group.first];
     if (&operation->inst() != &inst) throw fail("wgmma: the warps of the warpgroup issue different operations");
   }
+  w.wgmma_registers->issue(in, inst.d.size(), inst.a.size());
   // What it reads and writes asynchronously is held until it has happened.
-  w.hold(inst.d, operation, "wgmma.wait_group");
-  if (!inst.a.empty()) w.hold(inst.a, operation, "wgmma.wait_group");
+  w.hold(inst.d, operation);
+  if (!inst.a.empty()) w.hold(inst.a, operation);
   w.wgmma_groups.open.push_back(operation);
   operation->issue(w, m);
   if (operation->ready()) cluster.engine.issue(cluster, operation, group.queue, cluster.clock());
@@ -115,10 +114,12 @@ Status execute_mma(Warp& w, const Inst& in, Mask m) {
 }
 
 Status execute_commit(Warp& w, const Inst&, Mask) {
+  if (w.wgmma_registers) w.wgmma_registers->commit();
   w.wgmma_groups.commit();
   return Status::kNext;
 }
 Status execute_wait(Warp& w, const Inst& in, Mask) {
+  if (w.wgmma_registers) w.wgmma_registers->wait(static_cast<size_t>(in.immediate));
   Wait wait;
   wait.what = "groups of wgmma, all but";
   wait.b = static_cast<uint64_t>(in.immediate);
@@ -127,14 +128,16 @@ Status execute_wait(Warp& w, const Inst& in, Mask) {
     while (committed.size() > self.b) {
       for (const OperationPtr& operation : committed.front())
         if (!operation->finished) return false;
-      for (const OperationPtr& operation : committed.front()) warp.release(operation);
       committed.pop_front();
     }
     return true;
   };
   return wait.done(w, wait) ? Status::kNext : w.suspend(std::move(wait));
 }
-Status execute_fence(Warp&, const Inst&, Mask) { return Status::kNext; }
+Status execute_fence(Warp& w, const Inst&, Mask) {
+  if (w.wgmma_registers) w.wgmma_registers->fence();
+  return Status::kNext;
+}
 
 ElementType element(Builder& b) {
   switch (b.take_type()) {

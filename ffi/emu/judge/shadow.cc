@@ -47,6 +47,7 @@ void SharedShadow::write(uint32_t address, uint32_t bytes, Proxy proxy) {
 }
 
 void ClusterJudge::fence() {
+  fence_inits();
   const uint8_t mine = tag();
   for (const Range& range : pending_[running_])
     std::replace(range.shadow->state_.begin() + range.address,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -37,8 +38,20 @@ class ClusterJudge {
 
   // The warp (numbered through the cluster) whose accesses follow.
   void set_running(uint32_t warp) { running_ = warp; }
+  uint32_t running() const { return running_; }
   // fence.proxy.async by the running warp: what it wrote is visible to the async proxy.
   void fence();
+  // An mbarrier was initialised by the running warp: until its fence.mbarrier_init (or a wider one) neither the async
+  // proxy nor other CTAs see that.
+  void initialised(uint32_t address) { unfenced_inits_[address] = running_; }
+  void fence_inits() {
+    std::erase_if(unfenced_inits_, [&](const auto& init) { return init.second == running_; });
+  }
+  void check_init(uint32_t address) const {
+    if (unfenced_inits_.contains(address))
+      throw fail("missing fence.mbarrier_init: mbarrier 0x%08x is used from another CTA or the async proxy, but warp %u of the "
+                 "cluster did not fence since it initialised it", address, unfenced_inits_.at(address));
+  }
   // mbarriers that were initialised (addresses with the CTA's rank): looked at once more when the cluster ends.
   void add_barrier(uint32_t address) { barriers_.insert(address); }
   const std::set<uint32_t>& barriers() const { return barriers_; }
@@ -56,6 +69,7 @@ class ClusterJudge {
 
   uint32_t running_ = 0;
   std::set<uint32_t> barriers_;
+  std::map<uint32_t, uint32_t> unfenced_inits_;  // mbarrier -> warp
   std::vector<std::vector<Range>> pending_;  // by warp: generic writes since its last fence
 };
 

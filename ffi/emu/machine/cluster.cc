@@ -44,7 +44,10 @@ Cta::Cta(Cluster& owner, uint32_t cta_rank, Dim3 cta_index)
 }
 
 TensorMemory& Cta::tensor_memory() {
-  if (!tensor) tensor = std::make_unique<TensorMemory>();
+  if (!tensor) {
+    tensor = std::make_unique<TensorMemory>();
+    if (cluster.tensor_order) tensor->observe(std::make_unique<TensorOrderShadow>(*cluster.tensor_order));
+  }
   return *tensor;
 }
 
@@ -58,6 +61,7 @@ Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
   const Dim3 block = owner.config.block;
   const uint32_t warps_of_cta = (block.x * block.y * block.z + kLanes - 1) / kLanes, cta_count = shape.x * shape.y * shape.z;
   judge = std::make_unique<ClusterJudge>(warps_of_cta * cta_count);
+  if (owner.options.is_strict(kStrictFences)) tensor_order = std::make_unique<TensorOrder>(warps_of_cta * cta_count);
   if (owner.options.timing) timing = std::make_unique<Timing>(rates_of(owner.options.architecture), owner.program, cta_count);
   if (cluster_number < owner.options.trace) trace = std::make_unique<Trace>(timing.get(), cta_count, warps_of_cta);
   for (uint32_t z = 0; z < shape.z; ++z)
@@ -79,7 +83,7 @@ SharedView& Cluster::shared_of(uint32_t address, const char* what) {
   const uint32_t rank = address >> 24;
   if (rank >= ctas.size())
     throw fail("%s: shared address 0x%08x names CTA %u of a cluster of %zu", what, address, rank, ctas.size());
-  if (launch.options.strict && ctas[rank]->live_threads == 0)
+  if (launch.options.is_strict(kStrictEnd) && ctas[rank]->live_threads == 0)
     throw fail("strict: %s: shared address 0x%08x, but CTA %u of the cluster has ended", what, address, rank);
   return ctas[rank]->shared;
 }

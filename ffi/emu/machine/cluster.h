@@ -9,6 +9,7 @@
 
 #include "async/engine.h"
 #include "judge/shadow.h"
+#include "judge/tensor_order.h"
 #include "core/memory.h"
 #include "core/random.h"
 #include "loader/runtime.h"
@@ -72,6 +73,7 @@ class Cluster {
   const uint64_t number;
   const Dim3 index;
   std::unique_ptr<ClusterJudge> judge;  // before the CTAs, whose shared memories it watches
+  std::unique_ptr<TensorOrder> tensor_order;  // in a strict run
   std::vector<std::unique_ptr<Cta>> ctas;
   Engine engine;
   uint64_t now = 0;          // instructions executed so far

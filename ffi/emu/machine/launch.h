@@ -15,10 +15,19 @@
 
 namespace emu {
 
+// What hardware forgives, by kind; a run is strict about some, or (kStrict) all of it.
+enum Strictness : uint32_t {
+  kStrict = 1,
+  kStrictLoads = 2,   // registers of a tcgen05.ld used before tcgen05.wait::ld
+  kStrictEnd = 4,     // a CTA that ends while others still use its shared memory
+  kStrictFences = 8,  // tcgen05.fence between accesses of different warps
+};
+
 struct MachineOptions {
   uint64_t seed = 0;
   uint32_t threads = 1;
-  bool strict = false;
+  uint32_t strict = 0;
+  bool is_strict(Strictness kind) const { return strict & (kStrict | kind); }
   bool timing = false;     // follow a model of the hardware's clock instead of the seed
   uint32_t trace = 0;      // clusters that are traced, the first ones
   uint32_t sm_count = 148;

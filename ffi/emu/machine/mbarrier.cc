@@ -53,6 +53,7 @@ void init(Cluster& cluster, uint32_t address, uint32_t count) {
   if (count == 0 || count > kMaxCount) throw fail("mbarrier.init: count %u, allowed 1 to %u", count, kMaxCount);
   store(cluster, address, {count, count, 0, 0});
   cluster.judge->add_barrier(address);
+  cluster.judge->initialised(address);
   cluster.event();
 }
 void check_finished(Cluster& cluster) {
@@ -87,6 +88,7 @@ void expect_tx(Cluster& cluster, uint32_t address, uint32_t bytes) {
   finish(cluster, address, s);
 }
 void complete_tx(Cluster& cluster, uint32_t address, uint32_t bytes) {
+  cluster.judge->check_init(address);
   State s = load(cluster, address);
   s.bytes -= bytes;
   if (s.bytes < -kMaxTransaction) throw fail("mbarrier 0x%08x: transaction bytes below -%lld", address, static_cast<long long>(kMaxTransaction));

@@ -34,6 +34,9 @@ Warp::Warp(Cta& owner, uint32_t warp_index, uint32_t threads)
   fragments_[0].mask = live_;
   count_ = 1;
   fill_specials(threads);
+  if (program_.has_wgmma) wgmma_registers = std::make_unique<WgmmaRegisters>(program_);
+  if (program_.has_tensor_loads && owner.cluster.launch.options.is_strict(kStrictLoads))
+    load_registers = std::make_unique<TensorLoadRegisters>(program_);
 }
 
 void Warp::fill_specials(uint32_t threads) {
@@ -173,6 +176,8 @@ uint64_t Warp::loop(uint64_t budget) {
       } else if (in.aligned) {
         m = fragments_[current_].mask;
       }
+      if (wgmma_registers && m && !in.chains) wgmma_registers->access(in);
+      if (load_registers && m) load_registers->access(in);
       if (!held_.empty() && !interlock(in)) break;
       ++done;
       Fragment& now = fragments_[current_];
@@ -353,8 +358,8 @@ bool Warp::converge(int fragment, uint32_t pc) {
 
 // ---- registers held by operations in flight -----------------------------------------------------------------------------
 
-void Warp::hold(const std::vector<Slot>& slots, const OperationPtr& operation, const char* required) {
-  Held held{operation, {}, cta.cluster.launch.options.strict ? required : nullptr};
+void Warp::hold(const std::vector<Slot>& slots, const OperationPtr& operation) {
+  Held held{operation, {}};
   for (Slot slot : slots)
     if (slot != kNoSlot) held.units.push_back(static_cast<uint16_t>(slot / 128));
   held_.push_back(std::move(held));
@@ -376,7 +381,6 @@ bool Warp::interlock(const Inst& in) {
       ++i;
       continue;
     }
-    if (held_[i].required) throw fail("strict: a register is used before %s", held_[i].required);
     const OperationPtr operation = held_[i].operation;
     if (!cta.cluster.engine.finish(cta.cluster, operation)) {
       Wait wait;

@@ -10,6 +10,7 @@
 #include "async/engine.h"
 #include "core/memory.h"
 #include "decode/program.h"
+#include "judge/registers.h"
 #include "judge/taint.h"
 #include "machine/counters.h"
 
@@ -128,9 +129,8 @@ class Warp {
     return address >= base && address - base < size && bytes <= size - (address - base);
   }
 
-  // Registers that an operation in flight will read or write: whoever touches them waits for it. `required` names the
-  // instruction that should have waited before: in a strict run, touching them without it is an error.
-  void hold(const std::vector<Slot>& slots, const OperationPtr& operation, const char* required = nullptr);
+  // Registers that an operation in flight will read or write: whoever touches them waits for it.
+  void hold(const std::vector<Slot>& slots, const OperationPtr& operation);
   void release(const OperationPtr& operation);
 
   Cta& cta;
@@ -140,6 +140,8 @@ class Warp {
   BulkGroups bulk[kLanes];
   OperationGroups wgmma_groups;
   uint64_t wgmma_issued = 0;
+  std::unique_ptr<WgmmaRegisters> wgmma_registers;      // null where the program has no wgmma
+  std::unique_ptr<TensorLoadRegisters> load_registers;  // in a strict run
   OperationGroups copy_groups;     // cp.async
   std::vector<OperationPtr> tensor_loads, tensor_stores;  // tcgen05.ld and st in flight
   Taint taint;                     // registers that came from memory never written
@@ -161,7 +163,6 @@ class Warp {
   struct Held {
     OperationPtr operation;
     std::vector<uint16_t> units;
-    const char* required;
   };
   int pick();                       // a fragment that can go on, -1: none
   bool awake(Fragment&);

@@ -40,6 +40,7 @@ void tcgen05_cp(const Tcgen05Copy& copy, const SharedView& shared, TensorMemory&
   const uint32_t column = tmem_column(copy.address);
   if (tmem_lane(copy.address) != 0) throw fail("tcgen05.cp: begins at lane %u, allowed 0", tmem_lane(copy.address));
   tensor.check(0, kTmemLanes, column, shape.chunks * 4);
+  tensor.accessed(0, kTmemLanes, column, shape.chunks * 4, true);
   for (uint32_t lane = 0; lane < kTmemLanes; ++lane) {
     for (uint32_t chunk = 0; chunk < shape.chunks; ++chunk)
       std::memcpy(tensor.row(lane) + column + chunk * 4,

@@ -90,7 +90,9 @@ void multiply_one(const Tcgen05Mma& mma, const Decoded& decoded, uint32_t rank, 
     if (mma.a_in_tensor_memory) {
       gather_tensor_rows(tensor, static_cast<uint32_t>(mma.a), part, type, run, a);
       rows = a;
+      tensor.accessed(run.lane, part.run, tmem_column(static_cast<uint32_t>(mma.a)), kMmaDepth / 2, false);
     }
+    tensor.accessed(run.lane, part.run, column, part.columns, true);
     bool masked = false;
     for (uint32_t i = 0; i < part.run; ++i) {
       const uint32_t lane = run.lane + i;

@@ -21,6 +21,7 @@ bool TensorMemory::allocate(uint32_t columns, uint32_t* address) {
       written_[lane] &= ~wanted;
       std::fill_n(row(lane) + first, columns, kTmemPoison);
     }
+    if (observer_) observer_->forget(first, columns);
     *address = first;
     return true;
   }

@@ -14,6 +14,14 @@ inline constexpr uint32_t kTmemColumns = 512;
 inline constexpr uint32_t kTmemPitch = kTmemColumns + 16;  // words from lane to lane: keeps lanes off one cache set
 inline constexpr uint32_t kTmemPoison = 0x7fbadbad;  // a signalling NaN: what an unwritten cell reads as
 
+// Told of every access to tensor memory when present (a strict run's judge); whole groups of 16 lanes.
+class TensorObserver {
+ public:
+  virtual ~TensorObserver() = default;
+  virtual void access(uint32_t lane, uint32_t lanes, uint32_t column, uint32_t columns, bool write) = 0;
+  virtual void forget(uint32_t column, uint32_t columns) = 0;  // new columns: what happened to them before is no matter
+};
+
 class TensorMemory {
  public:
   using Columns = std::bitset<kTmemColumns>;
@@ -42,12 +50,18 @@ class TensorMemory {
   bool written(uint32_t lane, const Columns& columns) const { return (written_[lane] & columns) == columns; }
   bool unwritten(uint32_t lane, const Columns& columns) const { return (written_[lane] & columns).none(); }
 
+  void observe(std::unique_ptr<TensorObserver> observer) { observer_ = std::move(observer); }
+  void accessed(uint32_t lane, uint32_t lanes, uint32_t column, uint32_t columns, bool write) const {
+    if (observer_) observer_->access(lane, lanes, column, columns, write);
+  }
+
  private:
   std::unique_ptr<uint32_t[]> cells_;
   Columns written_[kTmemLanes];
   Columns allocated_;
   uint16_t length_[kTmemColumns] = {};  // at the first column of an allocation: its columns
   bool relinquished_ = false;
+  std::unique_ptr<TensorObserver> observer_;
 };
 
 // The two halves of a tensor-memory address.

@@ -49,6 +49,12 @@ Extent checked_extent(const TmemAccess& access, const TensorMemory& tensor) {
   return extent;
 }
 
+void tell(const TmemAccess& access, const TensorMemory& tensor, const Extent& extent, bool write) {
+  tensor.accessed(extent.lane, extent.lanes, extent.column, extent.columns, write);
+  if (access.shape == kTmem16x32bx2)
+    tensor.accessed(extent.lane, extent.lanes, extent.column + access.half_split_offset, extent.columns, write);
+}
+
 // Calls move(thread, reg, lane, column) for each 32-bit register.
 template <typename Move>
 void for_each_cell(const TmemAccess& access, const Extent& extent, Move move) {
@@ -107,6 +113,7 @@ bool tmem_load(const TmemAccess& access, const TensorMemory& tensor, uint32_t* c
   bool whole = true;
   if (unwritten) whole = find_unwritten(access, tensor, extent, unwritten);
   else check_written(access, tensor, extent);
+  tell(access, tensor, extent, false);
   if (is_row_per_thread(access)) {
     for (uint32_t thread = 0; thread < 32; ++thread) {
       const uint32_t* source = tensor.row(extent.lane + thread) + extent.column;
@@ -125,6 +132,7 @@ void tmem_store(const TmemAccess& access, TensorMemory& tensor, const uint32_t* 
   const Extent extent = checked_extent(access, tensor);
   const auto columns = columns_of(access, extent);
   for (uint32_t lane = 0; lane < extent.lanes; ++lane) tensor.mark_written(extent.lane + lane, columns);
+  tell(access, tensor, extent, true);
   if (is_row_per_thread(access)) {
     for (uint32_t thread = 0; thread < 32; ++thread) {
       uint32_t* destination = tensor.row(extent.lane + thread) + extent.column;
