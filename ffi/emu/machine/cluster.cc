@@ -11,6 +11,8 @@ namespace emu {
 namespace {
 
 constexpr std::align_val_t kSharedAlignment{1024};
+constexpr uint64_t kLaggardStream = uint64_t{1} << 62;
+constexpr uint64_t kLag = 100'000;  // instructions that a laggard warp lets others execute before each of its bursts
 constexpr uint64_t kHangInstructions = 40'000'000;  // executed in a cluster while nothing changed that anyone waits for
 
 void free_shared(uint8_t* memory) { ::operator delete[](memory, kSharedAlignment); }
@@ -74,6 +76,9 @@ Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
     for (auto& warp : cta->warps) {
       warps_.push_back(warp.get());
       cta->live_threads += static_cast<uint32_t>(__builtin_popcount(warp->live()));
+      // A seed makes some warps laggards, the same in every CTA: they run when no other can, which shows waits for them.
+      warp->laggard = Random(owner.options.seed, kLaggardStream + warp->index).below(6) == 0;
+      if (warp->laggard) warp->starved_until = kLag;
     }
     live_threads += cta->live_threads;
   }
@@ -137,6 +142,7 @@ bool Cluster::schedule() {
     if (ran == 0 || !warp->runnable()) break;
     burst -= std::min(burst, now - before);
   }
+  if (warp->laggard) warp->starved_until = now + kLag;
   return true;
 }
 

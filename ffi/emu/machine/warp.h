@@ -153,6 +153,7 @@ class Warp {
   uint32_t cluster_barrier_phase = 0;  // generation that this warp's last barrier.cluster.arrive belongs to
   bool cluster_arrived = false;
   uint64_t starved_until = 0;
+  bool laggard = false;
 
   int fragment_count() const { return count_; }
   Fragment& fragment(int i) { return fragments_[i]; }
