@@ -18,7 +18,10 @@ NUMBER_STAGES = 2
 
 @dataclasses.dataclass(frozen=True)
 class KeyTile:
-    """Work of one block: a tile of keys of one KV head of one example."""
+    """Work of one block: a tile of keys of one head of one example.
+
+    The `head` counts KV heads, or if a KV head's query heads are in several tiles, those (see `key_schedule`).
+    """
 
     block: Int32
     head: Int32
@@ -32,7 +35,7 @@ class KeySchedule:
     A block begins with its own number, and draws the next from a counter in global memory (`draw`), so that blocks with
     short tiles get more of them.
 
-    KV heads are taken in sections, as many as keep their Q, dO and dQ in the L2 cache together. Within a section the
+    Heads are taken in sections, as many as keep their Q, dO and dQ in the L2 cache together. Within a section the
     first key tiles of all heads come first: under a causal mask these have the longest loops. `first_block` and
     `direction` (1 or -1) turn that round, for the deterministic order of dQ's sums, in which a tile waits for those
     with later keys.
@@ -62,16 +65,10 @@ class KeySchedule:
         return KeyTile(self.first_block + self.direction * step, head - batch * self.heads, batch)
 
 
-FEW_TILES = 8
-"""With no more tiles than this for each multiprocessor, balance matters more than the L2 cache: one section."""
-
-
-def section_heads(plan, spec, dims, blocks: Int32) -> Int32:
-    """KV heads whose Q and dO (16-bit) and dQ (float32) fit in the plan's share of L2 together; at least one."""
-    row_bytes = spec.group * (2 * (plan.tile_d + plan.tile_e) + 4 * plan.tile_d)
-    fitting = Int32(cutlass.max(Int64(plan.l2_bytes) // (Int64(row_bytes) * Int64(dims.S)), Int64(1)))
-    heads = dims.K * dims.B
-    return Int32(cutlass.select_(heads * blocks <= FEW_TILES * dims.sm_count, heads, fitting))
+def section_heads(plan, tile_heads: int, dims) -> Int32:
+    """Heads whose Q and dO (16-bit) and dQ (float32) fit in the plan's share of L2 together; at least one."""
+    row_bytes = tile_heads * (2 * (plan.tile_d + plan.tile_e) + 4 * plan.tile_d)
+    return Int32(cutlass.max(Int64(plan.l2_bytes) // (Int64(row_bytes) * Int64(dims.S)), Int64(1)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +160,13 @@ def steps(kernel, g, dims, tile: KeyTile) -> Steps:
     return Steps(Int32(start), Int32(full_start), Int32(full_end), Int32(end), geometry)
 
 
-def key_schedule(plan, spec, dims) -> KeySchedule:
-    """The schedule of a call."""
+def key_schedule(plan, spec, dims, tile_heads: int | None = None) -> KeySchedule:
+    """The schedule of a call. A tile has `tile_heads` of the query heads that share a KV head, by default all."""
+    tile_heads = tile_heads or spec.group
     blocks = (dims.T + (plan.block_k - 1)) // plan.block_k
     first, direction = (blocks - 1, Int32(-1)) if spec.deterministic else (Int32(0), Int32(1))
-    return KeySchedule(blocks, dims.K, dims.B, section_heads(plan, spec, dims, blocks), first, direction)
+    heads = dims.K * (spec.group // tile_heads)
+    return KeySchedule(blocks, heads, dims.B, section_heads(plan, tile_heads, dims), first, direction)
 
 
 @cute.jit

@@ -34,7 +34,7 @@ from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit_ds
 @cute.jit
 def run(kernel, products, shared, pipes, g, dims, key_schedule):
     """All tiles of this block."""
-    group = kernel.spec.group
+    group = kernel.plan.tile_heads
     consumer = Consumer(kernel, products, shared, pipes, g, dims)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from jax_fa4.kernels.common import copies, softmax
+from jax_fa4.kernels.sm90.bwd import keys
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier
 
 WARPGROUP_AND_WARP = 128 + 32
@@ -33,21 +34,46 @@ def run(consumer, tile) -> None:
 
     Rows leave straight from registers, so the next tile's loads never wait for this tile's stores.
     """
-    write(consumer, consumer.operands.dv, consumer.g.dv, tile, 1.0)
-    write(consumer, consumer.operands.dk, consumer.g.dk, tile, consumer.spec.scale)
+    write_dv(consumer, tile)
+    write_dk(consumer, tile)
+
+
+def write_dv(consumer, tile) -> None:
+    """Writes dV of this thread's keys, or adds it to the sum of the KV head's query heads."""
+    g = consumer.g
+    write(consumer, consumer.operands.dv, g.dv_sum if hasattr(g, "dv_sum") else g.dv, tile, 1.0)
+
+
+def write_dk(consumer, tile) -> None:
+    """Writes or adds dK of this thread's keys, with the scale of the scores."""
+    g = consumer.g
+    write(consumer, consumer.operands.dk, g.dk_sum if hasattr(g, "dk_sum") else g.dk, tile, consumer.spec.scale)
 
 
 def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
     """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns]."""
-    columns, groups = output.shape[3], cute.size(accumulator) // 4
+    columns, groups, kernel = output.shape[3], cute.size(accumulator) // 4, consumer.kernel
+    head, adds = keys.kv_head(kernel, tile), kernel.plan.tile_heads < kernel.spec.group
     for row in range(2):
         key = tile.block * consumer.plan.block_k + consumer.key + 8 * row
         exists = Boolean(key < output.shape[1])
-        element = ((Int64(tile.batch) * output.shape[1] + key) * output.shape[2] + tile.head) * columns
+        element = ((Int64(tile.batch) * output.shape[1] + key) * output.shape[2] + head) * columns
         address = output.iterator.toint() + element * (output.element_type.width // 8)
         values = [accumulator[4 * i + 2 * row + pair] * scale for i in range(groups) for pair in range(2)]
-        store = _store_float32 if output.element_type.width == 32 else _store_16bit
+        store = _add_float32 if adds else _store_float32 if output.element_type.width == 32 else _store_16bit
         store(address, values, consumer.quad_lane, exists, columns, output.element_type)
+
+
+def _add_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:
+    """As `_store_float32`, but adds to what is there."""
+    for i in range(len(values) // 2):
+        if isinstance(columns, int) and 8 * i >= columns:
+            break
+        cute.arch.inline_ptx(
+            "red.relaxed.gpu.global.add.v2.f32 [{$r0}], {{$r1}, {$r2}};",
+            read_only_args=[address + 32 * i + quad * 8, *values[2 * i : 2 * i + 2]],
+            predicate=exists & (8 * i < columns),
+        )
 
 
 def _store_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:

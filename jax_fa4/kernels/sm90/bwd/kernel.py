@@ -22,7 +22,7 @@ from jax_fa4.kernels.common import abi, copies, entry, key_tiles, segments, soft
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
-from jax_fa4.kernels.sm90.bwd import consumer, load, store, wide
+from jax_fa4.kernels.sm90.bwd import consumer, keys, load, store, wide
 from jax_fa4.kernels.sm90.bwd.finish import finish
 from jax_fa4.kernels.sm90.bwd.layouts import Products, Shared
 from jax_fa4.kernels.sm90.bwd.pipes import Pipes
@@ -83,12 +83,16 @@ class Backward:
         prepare(copy.copy(g), plan.block_q, plan.dq_floats, spec.deterministic).launch(
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )
+        if plan.tile_heads < spec.group:
+            keys.launch_clear(g, stream)
         if segments.in_mask(spec.mask):
             segments.launch_bounds(g, dims, plan.block_q, plan.block_k, stream)
-        key_schedule = key_tiles.key_schedule(plan, spec, dims)
+        key_schedule = key_tiles.key_schedule(plan, spec, dims, plan.tile_heads)
         self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
             grid=(self.blocks(dims, key_schedule), 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
         )
+        if plan.tile_heads < spec.group:
+            keys.launch_round(g, stream)
         finish(products.dq, g.dq_accumulator, g.dq, plan, spec.scale).launch(
             grid=(row_blocks, dims.H, dims.B), block=(128 * plan.consumers, 1, 1), stream=stream
         )
@@ -143,6 +147,8 @@ def _scratch(spec, plan: BackwardPlan, fewest: int, most: int) -> tuple[abi.Buff
         abi.scratch("delta_rows", "float32", ("B", "H", rows)),
         abi.scratch("tile_counter", "int32", (1,)),
     )
+    if plan.tile_heads < spec.group:
+        buffers += keys.scratch(spec)
     if segments.in_mask(spec.mask):
         buffers += segments.scratch(fewest, plan.block_k)
     if spec.deterministic:

@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from jax_fa4.kernels.common import copies, key_tiles
 from jax_fa4.kernels.common.pipelines import free_buffer
+from jax_fa4.kernels.sm90.bwd import keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int3
 @cute.jit
 def run(kernel, loads, shared, pipes, g, dims, key_schedule):
     """All tiles of this block. The next tile's loads start while the consumers finish this one."""
-    plan, group = kernel.plan, kernel.spec.group
+    plan, group = kernel.plan, kernel.plan.tile_heads
     q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, plan.q_stages)
     do = RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do, plan.do_stages)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
@@ -69,9 +70,10 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
         count = steps.count(group)
         if count > 0:
             place = key_tiles.first(steps, tile.head * group)
-            _load_keys(loads.k_atom, loads.k, shared.k, pipes.k, tile, tiles_done)
+            of_keys = key_tiles.KeyTile(tile.block, keys.kv_head(kernel, tile), tile.batch)
+            _load_keys(loads.k_atom, loads.k, shared.k, pipes.k, of_keys, tiles_done)
             _load_rows(q, steps_done, place, tile.batch)
-            _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, tile, tiles_done)
+            _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, of_keys, tiles_done)
             _load_rows(do, steps_done, place, tile.batch)
             for step in cutlass.range(1, count, unroll=1):
                 place = key_tiles.following(steps, place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
 from jax_fa4.kernels.sm90.plans import is_causal, is_simple
@@ -35,6 +35,8 @@ class BackwardPlan:
       dq_slices: parts in which dQ of a step is made and leaves.
       short: the plan for up to `short_rows` query rows, where wide blocks of queries cross the diagonal more often;
         both are in one artifact, and the host function picks by the length.
+      tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
+        more tiles and of less unequal length, and they are summed in global memory (see `keys`).
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
     """
 
@@ -47,6 +49,7 @@ class BackwardPlan:
     ds_stages: int = 3
     dq_slices: int = 1
     mail_bits: int = 16
+    tile_heads: int = 1
     l2_bytes: int = 32 << 20
     short: BackwardPlan | None = None
     short_rows: int = 0
@@ -115,20 +118,24 @@ class BackwardPlan:
 
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
-    """The plan for a spec, by head dims. Raises `Unsupported`."""
+    """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
     check_slopes(spec)
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
-    if max(tile_d, tile_e) <= 64:
-        return BackwardPlan(128, 128, tile_d, tile_e, ds_stages=2)
-    if max(tile_d, tile_e) <= 128:
-        narrow = BackwardPlan(64, 128, tile_d, tile_e)
+    largest = max(tile_d, tile_e)
+    tile_heads = spec.group if spec.deterministic else 1
+
+    def plan(block_q: int, block_k: int, **rest) -> BackwardPlan:
+        return BackwardPlan(block_q, block_k, tile_d, tile_e, tile_heads=tile_heads, **rest)
+
+    if largest <= 64:
+        return plan(128, 128, ds_stages=2)
+    if largest <= 128:
+        narrow = plan(64, 128)
         if tile_d < 128 or not is_simple(spec):
             return narrow
-        wide = BackwardPlan(80, 128, tile_d, tile_e, ds_stages=2)
-        return replace(wide, short=narrow, short_rows=SHORT_ROWS) if is_causal(spec.mask) else wide
+        short = {"short": narrow, "short_rows": SHORT_ROWS} if is_causal(spec.mask) else {}
+        return plan(80, 128, ds_stages=2, **short)
     mail_bits = 32 if spec.score_mods else 16
     if tile_d == 256:
-        return BackwardPlan(64, 64, tile_d, tile_e, do_stages=1, ds_stages=1, dq_slices=2, mail_bits=mail_bits)
-    return BackwardPlan(
-        64, 64, tile_d, tile_e, do_stages=1 if tile_e == 256 else 2, ds_stages=1, mail_bits=mail_bits
-    )
+        return plan(64, 64, do_stages=1, ds_stages=1, dq_slices=2, mail_bits=mail_bits)
+    return plan(64, 64, do_stages=1 if tile_e == 256 else 2, ds_stages=1, mail_bits=mail_bits)

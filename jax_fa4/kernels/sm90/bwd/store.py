@@ -23,10 +23,10 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
         steps = key_tiles.steps(kernel, g, dims, tile)
-        count = steps.count(spec.group)
+        count = steps.count(plan.tile_heads)
         place = key_tiles.nowhere()
         if count > 0:
-            place = key_tiles.first(steps, tile.head * spec.group)
+            place = key_tiles.first(steps, tile.head * plan.tile_heads)
         last, before = tile.block, place.block
         for _ in cutlass.range(count, unroll=1):
             target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0)

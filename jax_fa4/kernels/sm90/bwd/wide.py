@@ -65,7 +65,7 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
 @cute.jit
 def run_tiles(consumer, key_schedule, role: cutlass.Constexpr[int]):
     """All tiles, in one of the roles."""
-    kernel, products, pipes, group = consumer.kernel, consumer.products, consumer.pipes, consumer.spec.group
+    kernel, products, pipes, group = consumer.kernel, consumer.products, consumer.pipes, consumer.plan.tile_heads
     plan, g, o = consumer.plan, consumer.g, consumer.operands
     step = p_step if role == P_WARPGROUP else ds_step
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
@@ -97,9 +97,9 @@ def run_tiles(consumer, key_schedule, role: cutlass.Constexpr[int]):
             tiles_done += 1
             steps_done += count
         if cutlass.const_expr(role == P_WARPGROUP):
-            epilogue.write(consumer, o.dv, g.dv, tile, 1.0)
+            epilogue.write_dv(consumer, tile)
         else:
-            epilogue.write(consumer, o.dk, g.dk, tile, kernel.spec.scale)
+            epilogue.write_dk(consumer, tile)
         number = key_tiles.receive(pipes, consumer.shared, turn)
         turn += 1
 
