@@ -1,56 +1,71 @@
 """Remove each synchronisation instruction of our Blackwell forward kernel, one at a time: does the software GPU notice?
 
-    PYTHONPATH=.:tests python tests/kernels/sm100_mutate.py [--head-dim 128] [--seeds 20]
+    PYTHONPATH=.:tests python tests/kernels/sm100_mutate.py [--head-dim 128] [--full] [--seeds 20]
 
-Causal, two query blocks for one multiprocessor, so that tiles follow each other in a CTA. See `emu.mutate`.
+Several works for one CTA (or pair of CTAs), so that they follow each other. Runs are strict. See `emu.mutate`.
 """
 
 import argparse
 import collections
 import re
 
+import jax.numpy as jnp
 import numpy as np
-from emu import known_right, mutate
+from emu import mutate
 
 from jax_fa4 import compile, emulator, masks, plan
 from jax_fa4.kernels.common.abi import Dims
+from jax_fa4.peers import compiled
 from jax_fa4.runtime import Arguments
 from jax_fa4.spec import AttentionSpec
 
-ARCH, LENGTH = "sm_100a", 512
+ARCH = "sm_100a"
 
 
 class Subject:
-    """The kernel and its problem."""
+    """The kernel and its problems: works of many key blocks, and of one, whose epilogues come soon after another."""
 
-    def __init__(self, head_dim: int):
-        self.problem = known_right.Problem(LENGTH, 1, 1, head_dim, True)
-        spec = AttentionSpec("bfloat16", head_dim, head_dim, scale=self.problem.scale, mask=masks.Causal())
-        self.artifact = compile.artifact(spec, ARCH, plan.SizeClass.MANY_TILES, "forward")
+    def __init__(self, head_dim: int, causal: bool):
+        mask = masks.Causal() if causal else masks.Full()
+        spec = AttentionSpec("bfloat16", head_dim, head_dim, scale=head_dim**-0.5, mask=mask)
+        size = plan.SizeClass.MANY_TILES
+        self.artifact = compile.artifact(spec, ARCH, size, "forward")
+        chosen = plan.choose_plan(spec, ARCH, size, "forward")
+        self.sm_count = chosen.cta_group
+        rows = chosen.q_tiles * chosen.q_rows
+        rng = np.random.default_rng(0)
+        self.problems = []
+        for lengths in ((2 * rows, 2 * rows), (6 * rows, 128)):
+            arrays = [rng.standard_normal((1, lengths[i > 0], 1, head_dim)) for i in range(3)]
+            self.problems.append([compiled.aligned(x.shape, jnp.bfloat16, x) for x in arrays])
 
     def run(self, ptx: str, seed: int):
-        """(result bytes, report)."""
-        p = self.problem
-        o = known_right.aligned(p.q.shape, p.q.dtype)
-        lse = known_right.aligned((1, 1, LENGTH), np.float32)
-        arrays = {"q": p.q, "k": p.k, "v": p.v, "o": o, "lse": lse}
-        places = {name: array.ctypes.data for name, array in arrays.items()}
-        arguments = Arguments(self.artifact, places, Dims(1, LENGTH, LENGTH, 1, 1, 1))
+        """(result bytes, complaints, executed lines) of all problems."""
         module = emulator.load(self.artifact.object, ptx, self.artifact.symbol)
-        settings = emulator.Settings(seed=seed, threads=1, sm_count=1)
-        report = module.run_vector(arguments.vector, list(arrays.values()), settings)
-        return o.tobytes() + lse.tobytes(), report
+        settings = emulator.Settings(seed=seed, threads=1, sm_count=self.sm_count, strict=True)
+        results, complaints, lines = b"", [], set()
+        for q, k, v in self.problems:
+            rows, columns = q.shape[1], k.shape[1]
+            o, lse = compiled.aligned(q.shape, q.dtype), compiled.aligned((1, 1, rows), np.float32)
+            arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+            places = {name: array.ctypes.data for name, array in arrays.items()}
+            arguments = Arguments(self.artifact, places, Dims(1, rows, columns, 1, 1, self.sm_count))
+            report = module.run_vector(arguments.vector, list(arrays.values()), settings)
+            results += o.tobytes() + lse.tobytes()
+            complaints += report.complaints
+            lines |= {line for line, count in report.kernels[0]["lines"] if count}
+        return results, complaints, lines
 
 
 def caught(subject: Subject, ptx: str, baseline: bytes, seeds: int) -> str:
     for seed in range(seeds):
         try:
-            results, report = subject.run(ptx, seed)
+            results, complaints, _ = subject.run(ptx, seed)
         except emulator.EmulationError as error:
             return "deadlock" if re.search("deadlock|hang", str(error)) else "judge"
         if results != baseline:
             return "value"
-        if report.complaints:
+        if complaints:
             return "judge"
     return "not caught"
 
@@ -67,13 +82,13 @@ def never_waits(subject: Subject, ptx: str, line: int, seeds: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--full", action="store_true", help="instead of causal")
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
-    subject = Subject(options.head_dim)
+    subject = Subject(options.head_dim, not options.full)
     ptx = subject.artifact.ptx
-    baseline, report = subject.run(ptx, 0)
+    baseline, _, executed = subject.run(ptx, 0)
     assert caught(subject, ptx, baseline, options.seeds) == "not caught", "the unchanged kernel depends on the seed"
-    executed = {line for line, count in report.kernels[0]["lines"] if count}
     table, kept = collections.defaultdict(collections.Counter), []
     for line, kind, text in mutate.mutants(ptx):
         how = "not executed" if line not in executed else caught(subject, text, baseline, options.seeds)

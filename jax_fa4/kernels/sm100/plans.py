@@ -107,7 +107,7 @@ class ForwardPlan:
     kv_stages: int = 3
     o_over_q: bool = False
     float32_out: bool = False
-    exp2_on_fma: tuple[int, int, int, int] = (4, 3, 3, 0)
+    exp2_on_fma: tuple[int, int, int, int] = (5, 5, 5, 0)
     rescale_threshold_log2: float = 8.0
     exact_blocks: int = 2
     packed_heads: int = 1
@@ -200,7 +200,7 @@ def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
         q_tiles=q_tiles,
         o_over_q=not float32_out and max(head_dim, value_head_dim) > 128,
         float32_out=float32_out,
-        exp2_on_fma=(0, 0, 0, 0) if arch == "sm_103a" else _exp2_on_fma(q_tiles, value_head_dim, bounded),
+        exp2_on_fma=(0, 0, 0, 0) if arch == "sm_103a" else _exp2_on_fma(q_tiles, value_head_dim),
         packed_heads=spec.group if few and BLOCK_Q % spec.group == 0 else 1,
         split_kv=few,
         scheduler="clc" if bounded and not few else "static",
@@ -225,19 +225,18 @@ def _with_most_stages(plan: ForwardPlan) -> ForwardPlan:
     return dataclasses.replace(plan, kv_stages=min(plan.kv_stages + spare // plan.kv_stage_bytes, MAX_STAGES))
 
 
-def _exp2_on_fma(q_tiles: int, value_head_dim: int, bounded: bool) -> tuple[int, int, int, int]:
-    """The share on FMA units: the more, the less the products take beside 16 exponentials a cycle.
+def _exp2_on_fma(q_tiles: int, value_head_dim: int) -> tuple[int, int, int, int]:
+    """The share on FMA units: a quarter, or 23 % from D = 128 on, as the software GPU's clock model has it best.
 
-    FlashAttention-4 takes 12.5 and 18.75 % at D = 128, with a polynomial of degree 3; here it has degree 4, and the
-    shares are such that the FMA units do the same work. At D = 64 the products take half as long, and 25 % brings the
-    special-function unit's cycles for two tiles from 2048 to 1536, against the tensor core's 1024. (sm_103a has twice
-    the rate, and none are moved.)
+    FlashAttention-4 takes 12.5 and 18.75 % at D = 128. At D = 64 the products take half as long as the exponentials,
+    and the share brings the special-function unit's cycles for two tiles from 2048 to 1536, against the tensor core's
+    1024. At D = 128, where they take equally long, it shortens the way from S to P, which the next product waits for.
+    The last part of a row has none: nothing follows that would hide its latency. With one query tile the products
+    alone bound the kernel. (sm_103a has twice the special-function rate, and none are moved.)
     """
     if q_tiles == 1:
         return 0, 0, 0, 0
-    if value_head_dim <= 64:
-        return 5, 5, 6, 0
-    return (4, 3, 0, 0) if bounded else (4, 3, 3, 0)
+    return (5, 5, 6, 0) if value_head_dim <= 64 else (5, 5, 5, 0)
 
 
 def _padded(dim: int) -> int:
