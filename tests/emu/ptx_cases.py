@@ -224,6 +224,14 @@ TILES = [  # dtype, tensor shape (C order), box (innermost first), swizzle, coor
 NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FF77FF7, "f64": 0x7FF77FF77FF77FF7}
 
 
+def _cluster_launch() -> Case:
+    """Each of 400 work items is done once, by its own CTA or by one that took it over; 148 CTAs are resident."""
+    items = 400
+    return Case("cluster_launch", _file("cluster_launch"), {"results": np.zeros((items, 32), np.uint32)}, ("results",),
+                {"results": np.broadcast_to(np.arange(32, dtype=np.uint32) + 1, (items, 32))}, grid=items,
+                shared=120_000, target="sm_100a")
+
+
 def _tile(dtype, shape, box, swizzle, coordinate, fill_nan, entry="main") -> Case:
     rng = np.random.default_rng(6)
     size = tensor_maps.BYTES[dtype]
@@ -268,6 +276,7 @@ def _tile(dtype, shape, box, swizzle, coordinate, fill_nan, entry="main") -> Cas
 def cases() -> tuple[Case, ...]:
     made = [_elementwise(name) for name in elementwise.FAMILIES]
     made += [_shuffle(), _divergence(), _memory(), _barrier(), _mbarrier(), _cluster(), _atomics(), _matrix(), _bulk()]
+    made += [_cluster_launch()]
     made += [_tile(*tile) for tile in TILES]
     made += [_tile("f32", (12, 40), (16, 8), "64B", (32, 7), False, "reduce")]
     made += [wgmma(n, "bf16", "f32", "128B", False, False, 64) for n in (8, 64, 128, 256)]
@@ -280,4 +289,11 @@ def cases() -> tuple[Case, ...]:
              tcgen05(64, 64, 1), tcgen05(64, 64, 1, in_tensor_memory=True), tcgen05(128, 64, 1, in_tensor_memory=True),
              tcgen05(256, 128, 2), tcgen05(256, 128, 2, in_tensor_memory=True), tcgen05(128, 128, 2),
              tcgen05(128, 128, 2, in_tensor_memory=True)]
+    # Forms that our backward kernels use and no known-right one does: B with lines of its own width, and more of K in
+    # shared memory than a product takes.
+    made += [tcgen05(128, 64, 2, major_a=True, major_b=True, swizzle_b="64B"),
+             tcgen05(256, 64, 2, major_b=True, in_tensor_memory=True, swizzle_b="64B"),
+             tcgen05(128, 256, 2, major_b=True, lines=128), tcgen05(128, 256, 2, major_a=True, major_b=True, lines=128),
+             tcgen05(128, 256, 1, major_b=True, in_tensor_memory=True),
+             tcgen05(128, 256, 1, major_b=True, in_tensor_memory=True, lines=128)]
     return tuple(made)

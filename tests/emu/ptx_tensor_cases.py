@@ -6,11 +6,11 @@ from emu import tensor_ptx
 from emu.ptx_case import Case
 
 
-def _place(matrices: list, swizzle: str, majors: list, dtype: str) -> tuple:
-    """Operand buffer (40 KiB) with A at 0 or 2048 and B at 16384; and (leading, stride) of each."""
-    shared = np.zeros(49152, np.uint8)
+def _place(matrices: list, swizzles: list, majors: list, dtype: str) -> tuple:
+    """Operand buffer with A at 0 or 2048 and B at 16384; and (leading, stride) of each."""
+    shared = np.zeros(16384 + max(32768, matrices[1].size * 2), np.uint8)
     layouts = []
-    for matrix, start, major in zip(matrices, (0, 16384), majors, strict=True):
+    for matrix, start, swizzle, major in zip(matrices, (0, 16384), swizzles, majors, strict=True):
         layouts.append(None if matrix is None else op.place(shared, start, op.to_bits(matrix, dtype), swizzle, major))
     return shared, layouts
 
@@ -22,7 +22,8 @@ def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=Fa
     rows_b = -(-n // width) * width
     depth_placed = 64
     a, b = values(rng, (64, depth_placed)), values(rng, (rows_b, depth_placed))
-    shared, (layout_a, layout_b) = _place([None if in_registers else a, b], swizzle, [major_a, major_b], dtype)
+    pair = [None if in_registers else a, b]
+    shared, (layout_a, layout_b) = _place(pair, [swizzle, swizzle], [major_a, major_b], dtype)
     if in_registers:
         bits = op.to_bits(a, dtype)
         registers = np.zeros((4, 128), np.uint32)
@@ -64,15 +65,21 @@ def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=Fa
 SPAN_OK = {"none": 64, "32B": 16, "64B": 32, "128B": 64}  # K that the first tile of a K-major operand holds
 
 
-def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor_memory=False, dtype="bf16") -> Case:
+def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor_memory=False, dtype="bf16",
+            swizzle_b=None, lines=64) -> Case:
+    """`lines`: of K that B has in shared memory, of which the product takes 64."""
     rng = np.random.default_rng(m * n)
-    a, b = op.integers(rng, (m, 64)), op.integers(rng, (n, 64))
+    swizzle_b = swizzle_b or swizzle
+    a, b = op.integers(rng, (m, 64)), op.integers(rng, (n, lines))
     rows, columns = m // group, n // group
     buffers = []
     for rank in range(group):
         mine = a[rank * rows:(rank + 1) * rows]
         pair = [None if in_tensor_memory else mine, b[rank * columns:(rank + 1) * columns]]
-        shared, (layout_a, layout_b) = _place(pair, swizzle, [major_a, major_b], dtype)
+        shared, (layout_a, layout_b) = _place(pair, [swizzle, swizzle_b], [major_a, major_b], dtype)
+        # Of a single MN-major tile the leading offset says nothing; kernels leave it 0.
+        layout_a = (0, layout_a[1]) if layout_a and major_a and rows * 2 == op.SPAN[swizzle] else layout_a
+        layout_b = (0, layout_b[1]) if major_b and columns * 2 == op.SPAN[swizzle_b] else layout_b
         if in_tensor_memory:
             cells = np.zeros((128, 32), np.uint32)
             words = op.to_bits(mine, dtype).view(np.uint32)
@@ -83,7 +90,7 @@ def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor
                 cells[:] = np.concatenate([words] * (128 // rows))
             shared[:16384] = cells.view(np.uint8).reshape(-1)
         buffers.append(shared)
-    product = a @ b.T
+    product = a @ b[:, :64].T
     width = n if rows != 64 or group == 1 else n // 2
     d = np.full((group, width, 128), np.nan, np.float32)
     for rank in range(group):
@@ -101,13 +108,14 @@ def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor
         np.testing.assert_array_equal(results.reshape(d.shape).view(np.float32)[known], d[known])
 
     text = tensor_ptx.tcgen05(group, width, in_tensor_memory, 4, op.k_step(rows, swizzle, major_a, 16),
-                              op.k_step(columns, swizzle, major_b, 16), clear=m == 64)
+                              op.k_step(columns, swizzle_b, major_b, 16), clear=m == 64)
     operands = np.concatenate(buffers)
     name = (f"tcgen05_m{m}_n{n}_group{group}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"
-            f"{'_tensor_memory' if in_tensor_memory else ''}")
+            f"{'_tensor_memory' if in_tensor_memory else ''}{'' if swizzle_b == swizzle else '_b' + swizzle_b}"
+            f"{'' if lines == 64 else f'_{lines}lines'}")
     return Case(name, text, {"results": np.zeros(d.size, np.uint32), "operands": operands},
                 ("results", "operands", np.uint32(buffers[0].nbytes),
                  np.uint64(0 if in_tensor_memory else op.tcgen05_descriptor(0, *layout_a, swizzle)),
-                 np.uint64(op.tcgen05_descriptor(16384, *layout_b, swizzle)),
+                 np.uint64(op.tcgen05_descriptor(16384, *layout_b, swizzle_b)),
                  np.uint32(op.instruction_descriptor(m, n, dtype, major_a, major_b))), {"results": check},
                 grid=group, cluster=group, block=128, shared=buffers[0].nbytes, target="sm_100a")

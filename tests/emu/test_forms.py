@@ -2,14 +2,12 @@
 
 import ctypes
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from emu import emulated, forms, ptx_cases
+from emu.our_calls import Call
 
-import jax_fa4
-from jax_fa4 import emulator
+from jax_fa4 import cases, emulator, errors, plan
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,17 +64,27 @@ def test_known_forms_are_recorded():
     assert any(form.startswith("wgmma shape") for form in known)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_our_kernels_use_known_forms(arch, causal):
-    shape = (1, 300, 2, 128)
-    q, k, v = (jax.random.normal(key, shape, jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 3))
-    emulator.take_reports()
-    with emulator.emulate():
-        out = jax_fa4.attention(q, k, v, causal=causal, backend=f"emulate:{arch}")
-        jax.block_until_ready(out)
-    executed = forms.of_reports(emulator.take_reports())
-    unknown = executed - forms.known() - forms_of_small_kernels()
-    print(f"{len(executed)} forms, {len(unknown)} of them new:", *sorted(unknown), sep="\n  ")
+CALLS = [Call(case.name, pass_, arch) for arch in ("sm_90a", "sm_100a") for pass_ in plan.PASSES
+         for case in cases.select(without=("empty",))]
+# Kernels that other fast tests compile too.
+FAST = {("sm_90a", "forward", "causal"), ("sm_90a", "backward", "causal"), ("sm_100a", "forward", "d128"),
+        ("sm_100a", "backward", "full")}
+
+
+@pytest.fixture(scope="module")
+def shown():
+    return forms.known() | forms_of_small_kernels()
+
+
+@pytest.mark.parametrize("call", [
+    pytest.param(call, id=f"{call.arch}-{call.name}",
+                 marks=() if (call.arch, call.pass_, call.case) in FAST else pytest.mark.slow) for call in CALLS])
+def test_our_kernels_use_known_forms(call, shown):
+    try:
+        artifact = call.compiled()
+    except errors.Unsupported as error:
+        pytest.skip(str(error))
+    executed = forms.of_reports([call.emulate(artifact, call.inputs())[1]])
+    unknown = executed - shown
+    print(f"{call.arch} {call.name}: {len(executed)} forms, {len(unknown)} of them new:", *sorted(unknown), sep="\n  ")
     assert not unknown
