@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_fa4 import emulator
@@ -48,6 +48,50 @@ def bounds(kernel: dict[str, Any], architecture: int, sm_count: int) -> dict[str
     cycles["fma"] += cycles.pop("fma_packed")
     cycles["shared_memory"] = (kernel["bytes"]["shared_read"] + kernel["bytes"]["shared_written"]) / rates.shared_bytes
     return {unit: value / share for unit, value in cycles.items()}
+
+
+def roles_of(mask: int, roles: Mapping[str, range]) -> str:
+    """Names of the roles of the warps whose bits are set in `mask`."""
+    role_of = {warp: role for role, warps in roles.items() for warp in warps}
+    names = dict.fromkeys(role_of.get(warp, "other warps") for warp in range(32) if mask >> warp & 1)
+    return ", ".join(names) if len(names) < 4 else "all roles"
+
+
+def by_role(kernel: Mapping[str, Any], roles: Mapping[str, range]) -> dict[str, dict[str, int]]:
+    """Instructions by unit that the warps of each role executed. `kernel` is an entry of `Report.kernels`, `roles` are
+    those of its plan."""
+    sums: dict[str, dict[str, int]] = {}
+    for warp, counted in enumerate(kernel["warps"]):
+        units = sums.setdefault(roles_of(1 << warp, roles), {})
+        for unit, count in counted["units"].items():
+            units[unit] = units.get(unit, 0) + count
+    order = [*roles, "other warps"]
+    return dict(sorted(sums.items(), key=lambda item: order.index(item[0])))
+
+
+def votes(kernel: Mapping[str, Any], roles: Mapping[str, range]) -> dict[str, list[tuple[int, int, int]]]:
+    """Warp votes by the roles that take them: (PTX line, votes, how many came out true).
+
+    A kernel that decides per warp whether to rescale does it by a vote: true is "rescale" for the correction role of
+    the sm_100a forward kernel, and "no need to" for the consumers of the sm_90a one.
+    """
+    warps = {line: mask for (line, _), mask in zip(kernel["lines"], kernel["line_warps"], strict=True)}
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for line, times, true in kernel["votes"]:
+        found.setdefault(roles_of(warps[line], roles), []).append((line, times, true))
+    return found
+
+
+def role_table(kernel: Mapping[str, Any], roles: Mapping[str, range]) -> str:
+    """`by_role` and `votes` as text."""
+    columns = by_role(kernel, roles)
+    units = [unit for unit in kernel["units"] if kernel["units"][unit]]
+    lines = [f"{short_name(kernel['kernel'])}, by role:", " " * 22 + "".join(f"  {role:>11}" for role in columns)]
+    for unit in sorted(units, key=lambda unit: -kernel["units"][unit]):
+        lines.append(f"  {unit:20}" + "".join(f"  {columns[role][unit]:{max(11, len(role))},}" for role in columns))
+    for role, outcomes in votes(kernel, roles).items():
+        lines += [f"  {role}: {true:,} of {n:,} votes came out true (PTX line {line})" for line, n, true in outcomes]
+    return "\n".join(lines)
 
 
 def _sum(into: dict[str, Any], kernel: dict[str, Any]) -> None:

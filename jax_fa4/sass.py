@@ -78,15 +78,12 @@ class Work:
       executed: by role, or roles that run the same code ("softmax0, softmax1"), and by opcode without modifiers.
       ctas: how many ran.
       agreement: of the executed instructions, the share whose own PTX line ran as often as their block is taken to.
-      votes: warp votes by the roles that take them: (PTX line, votes, how many came out true). A kernel that decides
-        per warp whether to rescale does it by such a vote.
     """
 
     kernel: str
     executed: Mapping[str, collections.Counter[str]]
     ctas: int
     agreement: float
-    votes: Mapping[str, list[tuple[int, int, int]]]
 
     def pipes(self, role: str | None = None) -> dict[str, int]:
         """Instructions by execution pipe, of one role or of all."""
@@ -112,8 +109,6 @@ class Work:
         for pipe in columns["all"]:
             row = "".join(f"  {pipes.get(pipe, 0):{max(10, len(role))},}" for role, pipes in columns.items())
             lines.append(f"  {pipe.replace('_', ' '):14}{row}")
-        for role, votes in self.votes.items():
-            lines += [f"  {role}: {true:,} of {n:,} votes came out true (PTX line {line})" for line, n, true in votes]
         lines.append(f"  {100 * self.agreement:.1f} % ran as often as their own PTX line says")
         return "\n".join(lines)
 
@@ -169,8 +164,7 @@ def work(
       FileNotFoundError: there is no nvdisasm.
     """
     code = blocks(disassemble(cubin), kernel["kernel"])
-    role_of = {warp: role for role, warps in (roles or {}).items() for warp in warps}
-    name = functools.cache(lambda mask: _names(mask, role_of))
+    name = functools.cache(lambda mask: counting.roles_of(mask, roles or {}))
     place = {line: (lines or {}).get(line, line) for line, _ in kernel["lines"]}
     ran = {place[line]: (count, m) for (line, count), m in zip(kernel["lines"], kernel["line_warps"], strict=True)}
     executed: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -182,12 +176,9 @@ def work(
             executed[name(mask)][instruction.opcode.partition(".")[0]] += count
             total += count
             agreeing += count if ran.get(instruction.line, (0, 0))[0] == count else 0
-    votes: dict[str, list[tuple[int, int, int]]] = collections.defaultdict(list)
-    for line, times, true in kernel["votes"]:
-        votes[name(ran[place[line]][1])].append((line, times, true))
     most = sorted(executed.items(), key=lambda item: -item[1].total())
     ran_at_all = {role: opcodes for role, opcodes in most if opcodes.total()}
-    return Work(kernel["kernel"], ran_at_all, kernel["ctas"], agreeing / max(1, total), dict(votes))
+    return Work(kernel["kernel"], ran_at_all, kernel["ctas"], agreeing / max(1, total))
 
 
 def _trips(
@@ -211,11 +202,6 @@ def _trips(
     if not places and repeated:
         return 0, 0
     return (places or others).most_common(1)[0][0]
-
-
-def _names(mask: int, role_of: Mapping[int, str]) -> str:
-    names = dict.fromkeys(role_of.get(warp, "other warps") for warp in range(32) if mask >> warp & 1)
-    return ", ".join(names) if len(names) < 4 else "all roles"
 
 
 _LINE = re.compile(r'\s*//## File "\.nv_debug_ptx_txt", line (\d+)')

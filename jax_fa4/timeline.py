@@ -219,11 +219,11 @@ class _Events:
             name = self.accumulators.get(e.address & 0xFFFF) or f"{self.role(e)}: {e.what}"
             same = last is not None and last.name == name and last.details["shape"] == e.what
             if last is not None and same and e.started - last.end <= _JOIN:
-                steps = last.details["steps"] + 1
-                slices[-1] = dataclasses.replace(last, end=e.end, details={**last.details, "steps": steps})
+                more = {"steps": last.details["steps"] + 1, "FLOP": last.details["FLOP"] + e.amount}
+                slices[-1] = dataclasses.replace(last, end=e.end, details={**last.details, **more})
                 continue
-            details = {"shape": e.what, "steps": 1, "D": e.address, "PTX line": e.line, "issued by": self.role(e),
-                       "issued": e.begin}  # fmt: skip
+            details = {"shape": e.what, "steps": 1, "FLOP": e.amount, "D": e.address, "PTX line": e.line,
+                       "issued by": self.role(e), "issued": e.begin}  # fmt: skip
             slices.append(Slice("mma", name, e.started, e.end, details))
         return _one_after_the_other(slices)
 

@@ -57,18 +57,17 @@ def main(arguments: argparse.Namespace) -> int:
             jax.block_until_ready(jax.grad(lambda *a: attend(*a).astype(jnp.float32).sum(), (0, 1, 2))(q, k, v))
         else:
             jax.block_until_ready(attend(q, k, v))
-    reports = emulator.take_reports()
-    print(counting.table(counting.summarize(reports)))
-    if arguments.cycles:
-        for report in reports:
+    spec, _ = make_spec(Arguments(q, k, v, causal=arguments.causal))
+    size = plan.size_class(batch, rows, keys, heads)
+    for pass_, report in zip(plan.PASSES, emulator.take_reports(), strict=False):
+        print(counting.table(counting.summarize([report])))
+        main_kernel = max(report.kernels, key=lambda kernel: kernel["tensor_flops"])
+        print(counting.role_table(main_kernel, plan.choose_plan(spec, arguments.arch, size, pass_).roles))
+        if arguments.cycles:
             for kernel in report.kernels:
                 print(estimate.estimate(kernel, report.architecture, report.sm_count))
-    if arguments.machine_code:
-        spec, _ = make_spec(Arguments(q, k, v, causal=arguments.causal))
-        size = plan.size_class(batch, rows, keys, heads)
-        for pass_, report in zip(plan.PASSES, reports, strict=False):
-            for work in sass.of_run(report, spec, arguments.arch, size, pass_):
-                print(work)
+        if arguments.machine_code:
+            print(*sass.of_run(report, spec, arguments.arch, size, pass_), sep="\n")
     return 0
 
 
