@@ -6,32 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels.sm90_cases import ARCH, CASES, FAST, kernel_of, run, slow_unless
 
 import jax_fa4
-from jax_fa4 import accuracy, cases, compile, emulator, errors, masks, plan, reference, vjp
-from jax_fa4.kernels.common.abi import Dims
+from jax_fa4 import accuracy, cases, compile, errors, masks, plan, reference, vjp
 from jax_fa4.kernels.sm90.bwd.plan import SHARED_BYTES, backward_plan
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
-ARCH = "sm_90a"
-CASES = {case.name: case for case in cases.select(without=("empty",))}
-FAST = ("causal", "lengths-window-sinks")
 GRADIENTS = ("dq", "dk", "dv")
-
-
-def kernel_of(case: cases.Case, seed: int = 0, **changes):
-    """(spec, operands, artifact) of a case, the spec with `changes`; skips what kernels refuse."""
-    spec, operands = make_spec(Arguments(**case.make(seed)))
-    spec, shape = dataclasses.replace(spec, **changes), case.shape
-    try:
-        size = plan.size_class(shape.B, shape.S, shape.T, shape.H)
-        return spec, operands, compile.artifact(spec, ARCH, size, "backward")
-    except errors.Unsupported as error:
-        pytest.skip(str(error))
-
-
-def slow_unless(names):
-    return [pytest.param(n, marks=() if n in names else pytest.mark.slow) for n in CASES]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -86,36 +68,13 @@ def test_many_tiles_for_each_multiprocessor(deterministic, software_gpu):
         assert too_large(gradients, spec, operands, cotangents) == []
 
 
-@pytest.fixture(scope="module")
-def software_gpu():
-    try:
-        return emulator.library()
-    except (FileNotFoundError, OSError) as error:
-        pytest.skip(f"the package's library is not built: {error}")
-
-
 def emulate(case: cases.Case, seed: int, sm_count: int = 3, **changes):
-    """(spec, operands, cotangents, gradients) of one run on the software GPU, outputs poisoned before."""
-    spec, operands, artifact = kernel_of(case, seed, **changes)
-    shape = case.shape
-    dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
+    """(spec, operands, cotangents, gradients) of one run on the software GPU."""
+    spec, operands, artifact = kernel_of(case, "backward", seed, **changes)
     do, dlse = reference.cotangents(operands, seed)
     o, lse = reference.forward(spec, operands)
     given = {"lse": lse.astype(jnp.float32), "delta": vjp.delta(o.astype(spec.dtype), do, dlse), "do": do}
-    arrays = {}
-    for buffer in artifact.buffers:
-        if buffer.kind == "in":
-            field, _, index = buffer.name.rpartition("_")
-            several = field in ("mask_operands", "score_operands")
-            value = getattr(operands, field)[int(index)] if several else given.get(buffer.name)
-            value = getattr(operands, buffer.name) if value is None else value
-            arrays[buffer.name] = np.ascontiguousarray(np.asarray(value))
-        elif buffer.kind == "out":
-            poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
-            arrays[buffer.name] = poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
-    report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count)
-    assert report.complaints == []
-    return spec, operands, (do, dlse), {name: arrays[name] for name in GRADIENTS}
+    return spec, operands, (do, dlse), run(artifact, case.shape, operands, given, seed, sm_count)
 
 
 def too_large(results, spec, operands, cotangents):

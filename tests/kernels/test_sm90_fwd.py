@@ -3,35 +3,14 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels.sm90_cases import CASES, FAST, kernel_of, run, slow_unless
 
 import jax_fa4
-from jax_fa4 import accuracy, cases, compile, emulator, errors, masks, plan
-from jax_fa4.kernels.common.abi import Dims
+from jax_fa4 import accuracy, cases, errors, masks
 from jax_fa4.kernels.sm90 import plans
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
-
-ARCH = "sm_90a"
-CASES = {case.name: case for case in cases.select(without=("empty",))}
-# One launch each of what differs in the kernel: masks in all forms, packed heads, two head dims, a run past the end.
-FAST = ("causal", "lengths-window-sinks")
-
-
-def kernel_of(case: cases.Case, seed: int = 0):
-    """(spec, operands, artifact) of a case; skips what kernels refuse."""
-    spec, operands = make_spec(Arguments(**case.make(seed)))
-    shape = case.shape
-    try:
-        size = plan.size_class(shape.B, shape.S, shape.T, shape.H)
-        return spec, operands, compile.artifact(spec, ARCH, size, "forward")
-    except errors.Unsupported as error:
-        pytest.skip(str(error))
-
-
-def slow_unless(names):
-    return [pytest.param(n, marks=() if n in names else pytest.mark.slow) for n in CASES]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -73,36 +52,14 @@ def test_tiles_of_unequal_length_are_handed_out_longest_first(mask, longest_firs
 @pytest.mark.parametrize("name", slow_unless(("causal",)))
 def test_machine_code_spills_at_most_a_few_words(name):
     """With three consumer warpgroups (D = 64) a few words are spilled once a tile, outside the loops over KV blocks."""
-    _, _, artifact = kernel_of(CASES[name])
+    _, _, artifact = kernel_of(CASES[name], "forward")
     assert all(kernel.stack_bytes <= 16 for kernel in artifact.kernels)
 
 
 def emulate(case: cases.Case, seed: int, sm_count: int = 3, order: int = 0):
-    """(spec, operands, results) of one run on the software GPU, outputs poisoned before; `order` seeds the order."""
-    spec, operands, artifact = kernel_of(case, seed)
-    shape = case.shape
-    dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
-    arrays = {}
-    for buffer in artifact.buffers:
-        if buffer.kind == "in":
-            field, _, index = buffer.name.rpartition("_")
-            several = field in ("mask_operands", "score_operands")
-            value = getattr(operands, field)[int(index)] if several else getattr(operands, buffer.name)
-            arrays[buffer.name] = np.ascontiguousarray(np.asarray(value))
-        elif buffer.kind == "out":
-            poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
-            arrays[buffer.name] = poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
-    report = emulator.launch(artifact, arrays, dims, seed=order, sm_count=sm_count)
-    assert report.complaints == []
-    return spec, operands, {"o": arrays["o"], "lse": arrays["lse"]}
-
-
-@pytest.fixture(scope="module")
-def software_gpu():
-    try:
-        return emulator.library()
-    except (FileNotFoundError, OSError) as error:
-        pytest.skip(f"the package's library is not built: {error}")
+    """(spec, operands, results) of one run on the software GPU; `order` seeds the order of execution."""
+    spec, operands, artifact = kernel_of(case, "forward", seed)
+    return spec, operands, run(artifact, case.shape, operands, {}, order, sm_count)
 
 
 @pytest.mark.parametrize("name", slow_unless(FAST))

@@ -188,6 +188,5 @@ def receive(pipes, shared, turn: Int32) -> Int32:
     state = buffer(turn, NUMBER_STAGES)
     pipes.numbers.consumer_wait(state)
     number = cute.arch.make_warp_uniform(shared.numbers[state.index])
-    cute.arch.sync_warp()
     release(pipes.numbers, state)
     return number

@@ -52,7 +52,8 @@ def free_buffer(number: Int32, stages: int) -> pipeline.PipelineState:
 
 @cute.jit
 def release(ring, state):
-    """Tells the producer that this warp has no more use for a buffer."""
+    """Tells the producer that this warp has no more use for a buffer; what its other lanes have read is read."""
+    cute.arch.sync_warp()
     with cute.arch.elect_one():
         ring.sync_object_empty.arrive(state.index, ring.consumer_mask)
 

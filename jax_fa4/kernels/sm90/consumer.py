@@ -205,6 +205,7 @@ def _first(block, state):
     work = block.work
     warpgroup.wait_group(0)
     kv_block = work.shared.blocks[state.index]
+    cute.arch.sync_warp()  # all lanes have read it
     work.shared.k_pipeline.consumer_release(state)
     ready = _look_ahead(work, state)
     work.statistics.reset()
@@ -246,6 +247,7 @@ def _step(block, state, ready, masked: bool):
     _turn(work, "blocks", work.turns.pass_on)
     warpgroup.wait_group(1)
     kv_block = work.shared.blocks[state.index]
+    cute.arch.sync_warp()  # all lanes have read it
     work.shared.k_pipeline.consumer_release(state)
     ready = _look_ahead(work, state)
     fragment = _scores_fragment(block, kv_block, masked)

@@ -14,12 +14,13 @@ WARPGROUP_AND_WARP = 128 + 32
 
 
 @cute.jit
-def stage_dq(consumer, dq: cute.Tensor):
-    """Writes this warpgroup's part of (a slice of) dQ to shared memory, in register order (`finish` undoes it)."""
+def stage_dq(consumer, dq: cute.Tensor, piece: cutlass.Constexpr[int] = 0):
+    """Writes a piece of this warpgroup's part of dQ to shared memory, in register order (`finish` undoes it)."""
     group = consumer.warpgroup
     cute.arch.barrier(barrier_id=Barrier.DQ_EMPTY + group, number_of_threads=WARPGROUP_AND_WARP)
     target = consumer.shared.dq[None, consumer.thread % 128, None, group]
-    cute.autovec_copy(cute.make_tensor(dq.iterator, cute.make_layout(target.shape)), target)
+    source = cute.make_tensor(dq.iterator + piece * cute.size(target), cute.make_layout(target.shape))
+    cute.autovec_copy(source, target)
 
 
 def hand_over_dq(consumer) -> None:

@@ -85,7 +85,7 @@ def as_left_operand(fragment: cute.Tensor) -> cute.Tensor:
 class Shared:
     """Tiles in shared memory.
 
-    `ds` is (key, query, stage); `mail` (vector, thread, vectors) carries P in a wide plan; `dq`, a slice of dQ for the
+    `ds` is (key, query, stage); `mail` (vector, thread, vectors) carries P in a wide plan; `dq`, a piece of dQ for the
     store warp, is (4, thread, vector, consumer), in accumulator order.
     """
 
@@ -116,7 +116,7 @@ class Shared:
             return memory.allocate_tensor(mail_dtype, cute.make_layout((vector, 128, each // vector)), 128)
 
         p = plan
-        part = p.dq_floats // (p.consumers * p.dq_slices)
+        part = p.dq_floats // (p.consumers * p.dq_pieces)
         return cls(
             q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.tile_d, None, p.panel_d),
             v=tile(p.block_k, p.tile_e), do=tile(p.block_q, p.tile_e, p.do_stages),

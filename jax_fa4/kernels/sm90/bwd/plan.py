@@ -32,7 +32,7 @@ class BackwardPlan:
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
       ds_stages: buffers of dS; with two instead of three, warpgroups keep closer step. A wide plan needs one.
       mail_bits: of P as it passes between the warpgroups of a wide plan.
-      dq_slices: parts in which dQ of a step is made and leaves.
+      dq_slices, dq_pieces: parts in which dQ of a step is made, and in which it leaves.
       short: the plan for up to `short_rows` query rows, where wide blocks of queries cross the diagonal more often;
         both are in one artifact, and the host function picks by the length.
       tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
@@ -48,6 +48,7 @@ class BackwardPlan:
     do_stages: int = 2
     ds_stages: int = 3
     dq_slices: int = 1
+    dq_pieces: int = 1
     mail_bits: int = 16
     tile_heads: int = 1
     l2_bytes: int = 32 << 20
@@ -114,7 +115,7 @@ class BackwardPlan:
         )
         mail = self.block_q * self.block_k * self.mail_bits // 8 if self.wide else 0
         statistics = self.block_q * (self.q_stages + self.do_stages)
-        return 2 * elements + mail + 4 * (self.dq_floats // self.dq_slices + statistics) + ALIGNMENT_BYTES
+        return 2 * elements + mail + 4 * (self.dq_floats // self.dq_pieces + statistics) + ALIGNMENT_BYTES
 
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
@@ -137,5 +138,5 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         return plan(80, 128, ds_stages=2, **short)
     mail_bits = 32 if spec.score_mods else 16
     if tile_d == 256:
-        return plan(64, 64, do_stages=1, ds_stages=1, dq_slices=2, mail_bits=mail_bits)
+        return plan(64, 64, do_stages=1, ds_stages=1, dq_slices=2, dq_pieces=2, mail_bits=mail_bits)
     return plan(64, 64, do_stages=1 if tile_e == 256 else 2, ds_stages=1, mail_bits=mail_bits)

@@ -13,7 +13,7 @@ same scores. One step, for query block j:
     issue dQ(j) = dS K, its columns          <-   issue dQ(j) = dS K, its columns
     issue S^T(j + 1)                              issue dK += dS^T Q and dP^T(j + 1)
 
-dQ is made and handed over in `dq_slices` parts, as registers and shared memory do not hold all of it. The P warpgroup
+dQ is made and handed over in parts, as registers and shared memory do not hold all of it. The P warpgroup
 leaves its last slice to run beside the exponentials of the next step.
 """
 
@@ -224,9 +224,11 @@ def receive(consumer, p: cute.Tensor) -> None:
 @cute.jit
 def send_dq(work):
     """Hands this warpgroup's slice of dQ to the store warp."""
-    epilogue.stage_dq(work.consumer, work.dq)
-    cute.arch.fence_view_async_shared()
-    epilogue.hand_over_dq(work.consumer)
+    plan = work.consumer.plan
+    for piece in cutlass.range_constexpr(plan.dq_pieces // plan.dq_slices):
+        epilogue.stage_dq(work.consumer, work.dq, piece)
+        cute.arch.fence_view_async_shared()
+        epilogue.hand_over_dq(work.consumer)
 
 
 def issue_scores(work, number: Int32) -> None:
