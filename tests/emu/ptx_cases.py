@@ -291,9 +291,13 @@ def cases() -> tuple[Case, ...]:
              tcgen05(128, 128, 2, in_tensor_memory=True)]
     # Forms that our backward kernels use and no known-right one does: B with lines of its own width, and more of K in
     # shared memory than a product takes.
-    made += [tcgen05(128, 64, 2, major_a=True, major_b=True, swizzle_b="64B"),
-             tcgen05(256, 64, 2, major_b=True, in_tensor_memory=True, swizzle_b="64B"),
+    for dtype in ("bf16", "f16"):
+        made += [tcgen05(128, 64, 2, major_a=True, major_b=True, swizzle_b="64B", dtype=dtype),
+                 tcgen05(256, 64, 2, major_b=True, in_tensor_memory=True, swizzle_b="64B", dtype=dtype)]
+    made += [tcgen05(256, 128, 2, dtype="f16"),
              tcgen05(128, 256, 2, major_b=True, lines=128), tcgen05(128, 256, 2, major_a=True, major_b=True, lines=128),
+             tcgen05(128, 192, 1, major_b=True, in_tensor_memory=True, lines=128),
+             tcgen05(128, 192, 1, major_a=True, major_b=True, lines=128),
              tcgen05(128, 256, 1, major_b=True, in_tensor_memory=True),
              tcgen05(128, 256, 1, major_b=True, in_tensor_memory=True, lines=128)]
     return tuple(made)

@@ -7,12 +7,13 @@ from emu.ptx_case import Case
 
 
 def _place(matrices: list, swizzles: list, majors: list, dtype: str) -> tuple:
-    """Operand buffer with A at 0 or 2048 and B at 16384; and (leading, stride) of each."""
-    shared = np.zeros(16384 + max(32768, matrices[1].size * 2), np.uint8)
+    """Operand buffer with A at 0, where B begins in it, and (leading, stride) of each."""
+    start_b = 16384 if matrices[0] is None else max(16384, matrices[0].size * 2)
+    shared = np.zeros(start_b + max(32768, matrices[1].size * 2), np.uint8)
     layouts = []
-    for matrix, start, swizzle, major in zip(matrices, (0, 16384), swizzles, majors, strict=True):
+    for matrix, start, swizzle, major in zip(matrices, (0, start_b), swizzles, majors, strict=True):
         layouts.append(None if matrix is None else op.place(shared, start, op.to_bits(matrix, dtype), swizzle, major))
-    return shared, layouts
+    return shared, start_b, layouts
 
 
 def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=False, scale_b=1,
@@ -23,7 +24,7 @@ def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=Fa
     depth_placed = 64
     a, b = values(rng, (64, depth_placed)), values(rng, (rows_b, depth_placed))
     pair = [None if in_registers else a, b]
-    shared, (layout_a, layout_b) = _place(pair, [swizzle, swizzle], [major_a, major_b], dtype)
+    shared, start_b, (layout_a, layout_b) = _place(pair, [swizzle, swizzle], [major_a, major_b], dtype)
     if in_registers:
         bits = op.to_bits(a, dtype)
         registers = np.zeros((4, 128), np.uint32)
@@ -58,7 +59,7 @@ def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=Fa
                 f"_k{depth}{'_registers' if in_registers else ''}{kind}", text,
                 {"results": np.zeros((n // 2 if d_type == "f32" else n // 4, 128), np.uint32), "operands": shared},
                 ("results", "operands", np.uint32(shared.nbytes), np.uint64(a_descriptor),
-                 np.uint64(op.wgmma_descriptor(16384, *layout_b, swizzle)), np.uint32(0)), {"results": expected},
+                 np.uint64(op.wgmma_descriptor(start_b, *layout_b, swizzle)), np.uint32(0)), {"results": expected},
                 block=128, shared=shared.nbytes, tolerance=tolerance)
 
 
@@ -67,16 +68,16 @@ SPAN_OK = {"none": 64, "32B": 16, "64B": 32, "128B": 64}  # K that the first til
 
 def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor_memory=False, dtype="bf16",
             swizzle_b=None, lines=64) -> Case:
-    """`lines`: of K that B has in shared memory, of which the product takes 64."""
+    """`lines`: of K that MN-major operands have in shared memory, of which the product takes 64."""
     rng = np.random.default_rng(m * n)
     swizzle_b = swizzle_b or swizzle
-    a, b = op.integers(rng, (m, 64)), op.integers(rng, (n, lines))
+    a, b = op.integers(rng, (m, lines if major_a else 64)), op.integers(rng, (n, lines))
     rows, columns = m // group, n // group
     buffers = []
     for rank in range(group):
         mine = a[rank * rows:(rank + 1) * rows]
         pair = [None if in_tensor_memory else mine, b[rank * columns:(rank + 1) * columns]]
-        shared, (layout_a, layout_b) = _place(pair, [swizzle, swizzle_b], [major_a, major_b], dtype)
+        shared, start_b, (layout_a, layout_b) = _place(pair, [swizzle, swizzle_b], [major_a, major_b], dtype)
         # Of a single MN-major tile the leading offset says nothing; kernels leave it 0.
         layout_a = (0, layout_a[1]) if layout_a and major_a and rows * 2 == op.SPAN[swizzle] else layout_a
         layout_b = (0, layout_b[1]) if major_b and columns * 2 == op.SPAN[swizzle_b] else layout_b
@@ -90,7 +91,7 @@ def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor
                 cells[:] = np.concatenate([words] * (128 // rows))
             shared[:16384] = cells.view(np.uint8).reshape(-1)
         buffers.append(shared)
-    product = a @ b[:, :64].T
+    product = a[:, :64] @ b[:, :64].T
     width = n if rows != 64 or group == 1 else n // 2
     d = np.full((group, width, 128), np.nan, np.float32)
     for rank in range(group):
@@ -112,10 +113,10 @@ def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor
     operands = np.concatenate(buffers)
     name = (f"tcgen05_m{m}_n{n}_group{group}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"
             f"{'_tensor_memory' if in_tensor_memory else ''}{'' if swizzle_b == swizzle else '_b' + swizzle_b}"
-            f"{'' if lines == 64 else f'_{lines}lines'}")
+            f"{'' if lines == 64 else f'_{lines}lines'}{'' if dtype == 'bf16' else '_' + dtype}")
     return Case(name, text, {"results": np.zeros(d.size, np.uint32), "operands": operands},
                 ("results", "operands", np.uint32(buffers[0].nbytes),
                  np.uint64(0 if in_tensor_memory else op.tcgen05_descriptor(0, *layout_a, swizzle)),
-                 np.uint64(op.tcgen05_descriptor(16384, *layout_b, swizzle_b)),
+                 np.uint64(op.tcgen05_descriptor(start_b, *layout_b, swizzle_b)),
                  np.uint32(op.instruction_descriptor(m, n, dtype, major_a, major_b))), {"results": check},
                 grid=group, cluster=group, block=128, shared=buffers[0].nbytes, target="sm_100a")
