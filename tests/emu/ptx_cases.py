@@ -295,6 +295,7 @@ def cases() -> tuple[Case, ...]:
         made += [tcgen05(128, 64, 2, major_a=True, major_b=True, swizzle_b="64B", dtype=dtype),
                  tcgen05(256, 64, 2, major_b=True, in_tensor_memory=True, swizzle_b="64B", dtype=dtype)]
     made += [tcgen05(256, 128, 2, dtype="f16"),
+             tcgen05(128, 32, 1, major_b=True, in_tensor_memory=True, swizzle_b="64B"),
              tcgen05(128, 256, 2, major_b=True, lines=128), tcgen05(128, 256, 2, major_a=True, major_b=True, lines=128),
              tcgen05(128, 192, 1, major_b=True, in_tensor_memory=True, lines=128),
              tcgen05(128, 192, 1, major_a=True, major_b=True, lines=128),
