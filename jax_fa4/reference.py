@@ -101,10 +101,20 @@ def _same_precision(spec, operands, cotangents, factors, of_results):
     # Wide operands have wide gradients, which `to` alone rounds.
     q, k, v = (x.astype(spec.compute_dtype) for x in (operands.q, operands.k, operands.v))
     operands = dataclasses.replace(operands, q=q, k=k, v=v)
-    return o, lse, operand_gradients(functools.partial(_rounded_backward, to), spec, operands, (o, lse), cotangents)
+    rounded = functools.partial(backward, to=to)
+    return o, lse, operand_gradients(rounded, spec, operands, (o, lse), cotangents)
 
 
-def _rounded_backward(to, spec, operands, lse, delta, do) -> Gradients:
+def backward(
+    spec: AttentionSpec,
+    operands: Operands,
+    lse: jax.Array,
+    delta: jax.Array,
+    do: jax.Array,
+    to: "_Rounding | None" = None,
+) -> Gradients:
+    """A backend's backward (`blockwise.backward`), dense, with the roundings of a draw, by default of draw 0."""
+    to = to or _Rounding(spec, *jnp.ones((2, FACTORS), spec.compute_dtype))
     learned = tuple(x if jnp.issubdtype(x.dtype, jnp.floating) else None for x in operands.score_operands)
 
     def mod(raw, bias, learned):
@@ -161,7 +171,7 @@ class _Rounding:
 
 
 def _nearest(x: jax.Array, info: Any) -> jax.Array:
-    """Values of another floating type, in the type of x. (XLA may drop a pair of conversions, whose effect this has.)"""
+    """Values of another floating type, in the type of x. (A pair of conversions, to it and back, XLA may leave out.)"""
     normal = jax.lax.reduce_precision(x, info.nexp, info.nmant)
     if info.nexp == jnp.finfo(x.dtype).nexp:
         return normal
