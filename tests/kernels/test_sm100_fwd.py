@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from emu import emulated
 
-from jax_fa4 import accuracy, cases, compile, emulator, errors, plan
+from jax_fa4 import accuracy, attention, cases, compile, emulator, errors, plan
 from jax_fa4.cases import Case, Shape
 from jax_fa4.kernels.common.abi import Dims
 from jax_fa4.spec import Arguments, make_spec
@@ -155,6 +155,15 @@ def test_who_hands_out_work_does_not_change_a_bit(name, cta_group):
     assert all(row.ok for row in accuracy.judge(results["clc", 0], spec, operands))
     for which, result in results.items():
         assert_same_bits(result, results["static", 0], f"for {which}")
+
+
+def test_split_kv_has_its_scratch_in_a_program():
+    """XLA plans the memory of partial results when it does not know the device's multiprocessors."""
+    emulated.require_library()
+    case = next(case for case in LONGER if case.name == "split-sinks")
+    o, lse = attention(**case.make(), backend=f"emulate:{ARCH}", return_lse=True)
+    direct, *_ = run(case, sm_count=emulator.SM_COUNT[ARCH])
+    assert_same_bits({"o": np.asarray(o), "lse": np.asarray(lse)}, direct, "from a direct launch")
 
 
 def test_results_do_not_depend_on_the_number_of_multiprocessors():

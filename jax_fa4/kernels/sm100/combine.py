@@ -16,8 +16,12 @@ from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q
 _ROWS = 4
 """Rows, one a warp, of a block of the combining kernel."""
 
-# At most one partial tile of 256 rows for each multiprocessor, or for each tile where there are more of them.
-_PARTIAL_TILES = ("add", "sm_count", ("mul", "B", ("mul", "H", ("ceil", "S", 2 * BLOCK_Q))))
+_MOST_CTAS = 160
+"""That share the key blocks: as many as the largest part has multiprocessors. XLA plans the scratch of a program without
+knowing its device, so this is no run-time size."""
+
+# At most one partial tile of 256 rows for each CTA, or for each tile where there are more of them.
+_PARTIAL_TILES = ("add", _MOST_CTAS, ("mul", "B", ("mul", "H", ("ceil", "S", 2 * BLOCK_Q))))
 
 
 def partial_buffers(spec) -> tuple[abi.Buffer, ...]:
@@ -31,7 +35,8 @@ def partial_buffers(spec) -> tuple[abi.Buffer, ...]:
 def splits(tiles: Int32, dims) -> Int32:
     """Parts into which each tile's keys go: what fills the device once, each with two key blocks or more."""
     most = cutlass.max((dims.T + (2 * BLOCK_K - 1)) // (2 * BLOCK_K), Int32(1))
-    return cutlass.min(cutlass.max(dims.sm_count // tiles, Int32(1)), most)
+    ctas = cutlass.min(dims.sm_count, Int32(_MOST_CTAS))
+    return cutlass.min(cutlass.max(ctas // tiles, Int32(1)), most)
 
 
 def partial_tensors(plan, schedule, parts: Int32, g) -> tuple[cute.Tensor, cute.Tensor]:
