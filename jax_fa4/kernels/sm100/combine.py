@@ -17,8 +17,8 @@ _ROWS = 4
 """Rows, one a warp, of a block of the combining kernel."""
 
 _MOST_CTAS = 160
-"""That share the key blocks: as many as the largest part has multiprocessors. XLA plans the scratch of a program without
-knowing its device, so this is no run-time size."""
+"""That share the key blocks, with room for parts of more multiprocessors than any has now. XLA plans the scratch of a
+program without knowing its device, so this is no run-time size."""
 
 # At most one partial tile of 256 rows for each CTA, or for each tile where there are more of them.
 _PARTIAL_TILES = ("add", _MOST_CTAS, ("mul", "B", ("mul", "H", ("ceil", "S", 2 * BLOCK_Q))))
