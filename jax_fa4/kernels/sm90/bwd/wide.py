@@ -3,18 +3,19 @@
 The registers of a block hold dK and dV of only 64 keys when heads are wide. Split by product, an operand is read from
 shared memory, which bounds this kernel, by one warpgroup alone, and P and dS are left operands from registers. Only dS
 is in shared memory as well, for dQ; and the first warpgroup mails P to the second, thread by thread, as both hold the
-same scores. One step, for query block j:
+same scores. One step, for query block j, whose P is made and mailed and whose dP is on its way:
 
-    P warpgroup                                   dS warpgroup
-    (S(j) is there)                               (dP(j) is on its way)
-    P(j) = exp2(S - LSE), mailed             ->   dS(j) = P(j) * (dP(j) - delta), into shared memory too
-    issue dV += P^T dO
-    last slice of dQ(j - 1) to the store warp
-    issue dQ(j) = dS K, its columns          <-   issue dQ(j) = dS K, its columns
-    issue S^T(j + 1)                              issue dK += dS^T Q and dP^T(j + 1)
+    P warpgroup                                    dS warpgroup
+    issue dV += P^T dO                             dS(j) = P(j) * (dP(j) - delta), into shared memory too
+    meet                                           meet
+    issue dQ(j) = dS K, its columns; S^T(j + 1)    issue dQ(j) = dS K, its columns; dK += dS^T Q
+    P(j + 1) = exp2(S - LSE), mailed               issue dP^T(j + 1)
 
-dQ is made and handed over in parts, as registers and shared memory do not hold all of it. The P warpgroup
-leaves its last slice to run beside the exponentials of the next step.
+dQ is made and handed over in parts, as registers and shared memory do not hold all of it: the second slice is issued
+when the first has left. The P warpgroup hands its last slice over in the next step, beside dV.
+
+The order also minds the assembler, which makes all products wait for each other where it cannot follow them: a product
+that is under way when a loop turns must be awaited with all others before its registers are read.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def issue_dv(work, number) -> None:
 
 @cute.jit
 def p_step(work, following, number, dq_waits, last: cutlass.Constexpr[bool]):
-    """dQ of the step with this number, whose dV is on its way; then P and dV of the next, for that block."""
+    """dV and dQ of the step with this number; then P of the `following` one. `dq_waits`: dQ of the one before does."""
     consumer = work.consumer
     plan = consumer.plan
     issue_dv(work, number)
@@ -161,7 +162,7 @@ def p_step(work, following, number, dq_waits, last: cutlass.Constexpr[bool]):
 
 @cute.jit
 def ds_step(work, following, number, dq_waits, last: cutlass.Constexpr[bool]):
-    """dS of this step, stored; dK; dQ; dP of the next step."""
+    """dS, dK and dQ of the step with this number; then dP of the next."""
     consumer = work.consumer
     plan, kernel, products, o, pipes = (
         consumer.plan, consumer.kernel, consumer.products, consumer.operands, consumer.pipes
