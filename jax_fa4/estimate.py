@@ -44,7 +44,9 @@ class Estimate:
 
 
 def launch_cycles(cluster_cycles: Sequence[int], slots: int) -> int:
-    """Cycles until the last of the clusters ends, `slots` of them at a time, in order."""
+    """Cycles until the last of the clusters ends, `slots` of them at a time, in order. Those of no cycles never began:
+    others took over their work (cluster launch control)."""
+    cluster_cycles = [cycles for cycles in cluster_cycles if cycles]
     ends = [0] * max(1, min(slots, len(cluster_cycles)))
     for cycles in cluster_cycles:
         heapq.heapreplace(ends, ends[0] + LAUNCH_CYCLES + cycles)

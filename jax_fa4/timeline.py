@@ -26,6 +26,8 @@ _OFFSET = 0xFFFFFF  # of an address in shared memory, below the CTA's rank
 UNITS = {"tensor core": ("mma",), "TMA loads": ("load",), "TMA stores": ("store", "reduce"),
          "tensor memory": ("tensor_load", "tensor_store", "tensor_copy")}  # fmt: skip
 """The asynchronous units, and the kinds of events (`emulator.Event`) that each works on."""
+_REPORTERS = {"load": "TMA", "commit": "tensor core", "other": "cluster launch control"}
+"""What reports to a barrier when an operation of that kind is complete."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,9 +178,8 @@ class _Events:
         for e in events:
             if e.kind == "arrive":
                 self.reporters[e.what, e.address & _OFFSET].add(self.role(e))
-            elif e.kind in ("load", "commit") and e.address:
-                unit = "TMA" if e.kind == "load" else "tensor core"
-                self.reporters["mbarrier", e.address & _OFFSET].add(unit)
+            elif e.kind in _REPORTERS and e.address:
+                self.reporters["mbarrier", e.address & _OFFSET].add(_REPORTERS[e.kind])
 
     def role(self, event: emulator.Event) -> str:
         return self.role_of.get(event.warp, f"warp {event.warp}")
@@ -208,7 +209,7 @@ class _Events:
                 for i, lane in enumerate(lanes):
                     name = unit if len(lanes) == 1 else f"{unit} {i}"
                     result.append(Track(name, unit, cluster, cta, tuple(lane)))
-        return result
+        return sorted(result, key=lambda track: (track.cluster, track.cta))
 
     def products(self, work: Sequence[emulator.Event]) -> list[Slice]:
         """Slices of the tensor core, which makes one product after the other: steps of K that follow each other in the
@@ -234,8 +235,8 @@ class _Events:
             what, details = e.what.split(",")[0], {"what": e.what, "PTX line": e.line}
             if what in ("mbarrier", "named barrier"):
                 others = sorted(self.reporters.get((what, e.address & _OFFSET), set()))
-                if "TMA" in others or "tensor core" in others:  # the warp that issued it tells the barrier to expect it
-                    others = [name for name in others if name in ("TMA", "tensor core")]
+                if units := [name for name in others if name in _REPORTERS.values()]:
+                    others = units  # the warp that issued the operation tells the barrier to expect it
                 others = [name for name in others if name != self.role(e)] or others
                 details |= {"barrier": f"{what} {e.address:#x}", "phase": e.amount}
                 what = "all roles" if len(others) > 4 else " and ".join(others) or what

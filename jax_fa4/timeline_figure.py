@@ -46,7 +46,8 @@ def draw(timeline: Timeline) -> Figure:
     products = [Patch(color=colour, label=name) for name, colour in colours.items()]
     legend = [*products, Patch(color=_WAIT, label="waiting")]
     figure.legend(handles=legend, loc="outside lower center", ncols=len(legend), fontsize=8, frameon=False)
-    axes.set_title(timeline.title, fontsize=10, loc="left")
+    several = len({(t.cluster, t.cta) for t in timeline.tracks}) > 1
+    axes.set_title(timeline.title + (", first CTA of its cluster" if several else ""), fontsize=10, loc="left")
     return figure
 
 

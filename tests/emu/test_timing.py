@@ -62,3 +62,37 @@ def test_clusters_are_laid_onto_the_multiprocessors_in_order():
     assert estimate.launch_cycles([100] * 4, 4) == start + 100
     assert estimate.launch_cycles([100] * 5, 4) == 2 * (start + 100)
     assert estimate.launch_cycles([1000, 10, 10, 10], 2) == 2 * start + 1010  # the last one follows the long one
+
+
+def test_whoever_is_done_first_takes_the_next_piece_of_work():
+    text = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry main(.param .u64 taken) {
+.reg .b64 a, mine, offset; .reg .b32 t, n, left, cta; .reg .f32 x; .reg .pred p;
+ld.param.u64 a, [taken];
+mov.u32 cta, %ctaid.x;
+mul.wide.u32 offset, cta, 4;
+add.s64 mine, a, offset;
+setp.eq.u32 p, cta, 0;
+selp.b32 n, 4000, 400, p;
+mov.f32 x, 0f3F000000;
+next:
+atom.global.add.u32 t, [a+16], 1;
+setp.ge.u32 p, t, 22;
+@p bra done;
+red.global.add.u32 [mine], 1;
+mov.b32 left, n;
+work:
+ex2.approx.ftz.f32 x, x;
+sub.s32 left, left, 1;
+setp.gt.s32 p, left, 0;
+@p bra work;
+bra next;
+done:
+ret; }"""
+    taken = np.zeros(8, np.uint32)
+    module = emulator.load(b"", text, "")
+    module.launch_kernel("main", (2, 1, 1), (1, 1, 1), [ctypes.c_uint64(taken.ctypes.data)], [taken],
+                         settings=emulator.Settings(timing=True))  # fmt: skip
+    assert taken[:2].tolist() in ([2, 20], [3, 19])  # the first CTA takes ten times as long for a piece

@@ -13,10 +13,13 @@ class TryCancel final : public Operation {
   uint32_t response = 0, barrier = 0;
   bool multicast = false;
   OperationNote note() const override { return {"other", "clusterlaunchcontrol", barrier, 0}; }
+  // The answer comes from far away: modelled as a load from global memory.
+  Span due(Timing& timing) const override { return {timing.now, timing.global_answer()}; }
   bool step(Cluster& cluster) override {
     if (!in_turn_) {
       in_turn_ = true;
-      cluster.turn_operations.push_back(shared_from_this());
+      cluster.turn_operations.push_back({shared_from_this(), cluster.clock(), true});
+      cluster.stopped = cluster.timing != nullptr;
       return true;
     }
     Dim3 first{0, 0, 0};

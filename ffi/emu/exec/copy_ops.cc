@@ -44,7 +44,7 @@ bool StoreOperation::step(Cluster& cluster) {
     case kWrite:
       if (needs_turn()) {
         stage_ = kTurn;
-        cluster.turn_operations.push_back(shared_from_this());
+        cluster.turn_operations.push_back({shared_from_this(), cluster.clock(), false});
         return true;
       }
       [[fallthrough]];

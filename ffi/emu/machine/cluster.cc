@@ -195,6 +195,7 @@ bool Cluster::give_up_polls() {
 Cluster::State Cluster::run() {
   state = State::kReady;
   while (true) {
+    if (stopped) return state = State::kTurn;
     if (timing ? schedule_timed() : schedule()) {
       if (now - last_event_ > kHangInstructions)
         throw fail("hang: %" PRIu64 " instructions without any progress\n%s", kHangInstructions, describe().c_str());

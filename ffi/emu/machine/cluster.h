@@ -83,7 +83,15 @@ class Cluster {
   TrafficCounters traffic;
   std::vector<uint64_t> executed;     // by instruction
   std::vector<uint32_t> executed_by;  // by instruction: bit i: warp i of a CTA did
-  std::vector<OperationPtr> turn_operations;  // that wait for their turn at global memory
+  // Operations that wait for their turn at global memory, since when, and whether somebody waits for what they find there.
+  struct WaitingTurn {
+    OperationPtr operation;
+    uint64_t time;
+    bool answers;
+  };
+  std::vector<WaitingTurn> turn_operations;
+  // In a timed run the cluster stops until who waits for an answer has had its turn: nobody gets ahead of its clock.
+  bool stopped = false;
   State state = State::kReady;
 
   int new_queue() { return queues_++; }

@@ -120,25 +120,41 @@ void Launch::run_clusters(const std::vector<Cluster*>& ready) {
     if (p) std::rethrow_exception(p);
 }
 
+// In the order that the seed gives. In a timed run those that want an answer get it one at a time, the earliest first: all
+// clusters have come to their next one, so none can ask earlier any more.
 uint64_t Launch::take_turns() {
   struct Turn {
     Cluster* cluster;
     Warp* warp;
     int fragment;
-    OperationPtr operation;
+    Cluster::WaitingTurn waiting;
   };
   std::vector<Turn> turns;
   for (auto& cluster : active_) {
     std::vector<std::pair<Warp*, int>> waiters;
     cluster->take_turns_into(waiters);
-    for (auto& [warp, fragment] : waiters) turns.push_back({cluster.get(), warp, fragment, nullptr});
-    for (OperationPtr& operation : cluster->turn_operations) turns.push_back({cluster.get(), nullptr, 0, std::move(operation)});
+    for (auto& [warp, fragment] : waiters) {
+      const uint64_t time = options.timing ? cluster->timing->warp(warp->cta.rank, warp->index).time : 0;
+      turns.push_back({cluster.get(), warp, fragment, {nullptr, time, true}});
+    }
+    for (Cluster::WaitingTurn& waiting : cluster->turn_operations) turns.push_back({cluster.get(), nullptr, 0, std::move(waiting)});
     cluster->turn_operations.clear();
   }
-  for (size_t i = turns.size(); i > 1; --i) std::swap(turns[i - 1], turns[turn_random_.below(static_cast<uint32_t>(i))]);
+  if (options.timing) {
+    const auto answered = std::stable_partition(turns.begin(), turns.end(), [](const Turn& t) { return !t.waiting.answers; });
+    std::stable_sort(answered, turns.end(), [](const Turn& a, const Turn& b) { return a.waiting.time < b.waiting.time; });
+    const auto later = answered == turns.end() ? answered : answered + 1;
+    for (auto turn = later; turn != turns.end(); ++turn)
+      if (!turn->warp) turn->cluster->turn_operations.push_back(std::move(turn->waiting));
+    turns.erase(later, turns.end());
+  } else {
+    for (size_t i = turns.size(); i > 1; --i) std::swap(turns[i - 1], turns[turn_random_.below(static_cast<uint32_t>(i))]);
+  }
   for (Turn& turn : turns) {
+    if (turn.cluster->timing) turn.cluster->timing->now = turn.waiting.time;
+    if (turn.waiting.answers) turn.cluster->stopped = false;
     if (turn.warp) turn.warp->run_one(turn.fragment);
-    else turn.operation->step(*turn.cluster);
+    else turn.waiting.operation->step(*turn.cluster);
     turn.cluster->state = Cluster::State::kReady;
   }
   return turns.size();
@@ -201,7 +217,7 @@ bool Launch::epoch() {
   idle_epochs_ = progress != last_progress_ ? 0 : idle_epochs_ + 1;
   last_progress_ = progress;
   const bool room = active_.size() < resident_clusters() && next_cluster_ < cluster_count();
-  if (room || (turns && idle_epochs_ < kIdleEpochs)) return true;
+  if (room || (turns && idle_epochs_ < kIdleEpochs * (options.timing ? active_.size() : 1))) return true;
   std::string text;
   for (auto& cluster : active_)
     if (text.size() < 6000) text += cluster->describe();

@@ -52,6 +52,7 @@ class Timing {
   // `shared_bytes`: operands that the tensor core reads from the shared memory of each CTA.
   Span tensor_done(uint32_t cta, uint32_t ctas, uint64_t flops, uint64_t shared_bytes);
   uint64_t tensor_idle(uint32_t cta) const { return sm_[cta].tensor + rates_.tensor_latency; }
+  uint64_t global_answer() const { return now + rates_.global_latency; }
   Span tmem_done(uint32_t cta, uint32_t warp_index, uint32_t columns);
 
   uint64_t end() const;        // the last warp's clock

@@ -102,6 +102,20 @@ void Warp::fill_specials(uint32_t threads) {
     }
 }
 
+bool Warp::turn() {
+  if (current().granted) {
+    current().granted = false;
+    return true;
+  }
+  Wait wait;
+  wait.done = [](Warp&, const Wait&) { return false; };
+  wait.what = "turn at global memory";
+  wait.global_turn = true;
+  current().wait = std::move(wait);
+  cta.cluster.stopped = cta.cluster.timing != nullptr;
+  return false;
+}
+
 uint32_t Warp::number() const { return cta.rank * static_cast<uint32_t>(cta.warps.size()) + index; }
 
 int Warp::line_of(const Fragment& f) const {

@@ -109,18 +109,7 @@ class Warp {
     return Status::kSuspend;
   }
   // True when the current instruction may touch global memory that others touch too; else it has been put to sleep.
-  bool turn() {
-    if (current().granted) {
-      current().granted = false;
-      return true;
-    }
-    Wait wait;
-    wait.done = [](Warp&, const Wait&) { return false; };
-    wait.what = "turn at global memory";
-    wait.global_turn = true;
-    current().wait = std::move(wait);
-    return false;
-  }
+  bool turn();
   Status branch(const Inst&, Mask taken);
   Status exit_lanes(Mask lanes);
   // The lanes' local memory: host memory that belongs to no array.
