@@ -9,7 +9,7 @@ import pytest
 from kernels.sm90_cases import ARCH, CASES, FAST, kernel_of, run, slow_unless
 
 import jax_fa4
-from jax_fa4 import accuracy, cases, compile, errors, masks, plan, reference, vjp
+from jax_fa4 import accuracy, cases, compile, errors, masks, plan, reference, sass, vjp
 from jax_fa4.kernels.sm90.bwd.plan import SHARED_BYTES, backward_plan
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
@@ -41,6 +41,18 @@ def test_machine_code_uses_no_local_memory(head_dim, mask):
     artifact = compile.artifact(spec, ARCH, plan.SizeClass.MANY_TILES, "backward")
     most = 24 if head_dim == 128 and mask == masks.Causal() else 0
     assert all(kernel.stack_bytes <= most for kernel in artifact.kernels), artifact.spilled
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_products_do_not_wait_for_each_other(head_dim):
+    """Where the assembler cannot follow products, it makes each wait for the one before: a fence for every product."""
+    spec = AttentionSpec("bfloat16", head_dim, head_dim, scale=head_dim**-0.5)
+    artifact = compile.artifact(spec, ARCH, plan.SizeClass.MANY_TILES, "backward")
+    try:
+        code = sass.disassemble(artifact.cubin)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert 0 < 3 * code.count("WARPGROUP.ARRIVE") < code.count("HGMMA")
 
 
 def test_the_slope_of_a_score_function_is_its_derivative():
