@@ -42,7 +42,7 @@ LONGER = (
     Case("d256-e64", ("window",), Shape(B=1, S=300, T=300, H=2, K=2, D=256, E=64)),
     Case("padded", ("causal",), Shape(B=1, S=200, T=200, H=2, K=1, D=72, E=40)),
 )
-FAST = ("full", "long-causal", "kitchen-sink", "d256")
+FAST = ("long-causal", "kitchen-sink", "d256")
 REPRESENTATIVE = ("full-float16", "kitchen-sink", "long-full", "long-causal", "long-d256", "long-d192-e128")
 ALL = {case.name: case for case in (*cases.select(without=("empty",)), *LONGER)}
 
@@ -62,17 +62,21 @@ def artifact_of(spec):
     return compile.artifact(spec, ARCH, plan.SizeClass.MANY_TILES, "backward")
 
 
-def run(case: Case, seed: int = 0, draw: int = 0, sm_count: int = 3, **changes):
-    """(spec, operands, cotangents, gradients) on the software GPU; `seed` is the interleaving's, `draw` the input's."""
+def run(case: Case, seed: int = 0, draw: int = 0, settings: dict | None = None, **changes):
+    """(spec, operands, cotangents, gradients) on the software GPU; `seed` is the interleaving's, `draw` the input's.
+
+    `settings` are the emulator's, `changes` the spec's.
+    """
     emulated.require_library()
     spec, operands = backward_spec(case, draw, **changes)
     artifact, shape = artifact_of(spec), case.shape
-    dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
+    settings = {"sm_count": 3, "threads": 1} | (settings or {})
+    dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, settings["sm_count"])
     do, dlse = reference.cotangents(operands, draw)
     o, lse = reference.forward(spec, operands)
     given = {"lse": lse.astype(jnp.float32), "delta": vjp.delta(o.astype(spec.dtype), do, dlse), "do": do}
     arrays = {b.name: _array(b, operands, given, dims) for b in artifact.buffers if b.kind != "scratch"}
-    report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count, threads=1)
+    report = emulator.launch(artifact, arrays, dims, seed=seed, **settings)
     assert report.complaints == []
     return spec, operands, (do, dlse), {name: arrays[name] for name in GRADIENTS}
 
@@ -168,7 +172,8 @@ def test_machine_code_keeps_to_the_plan(dims, mask):
 
 @pytest.mark.parametrize("case", parameters())
 def test_gradients_keep_to_the_accuracy_rule(case):
-    spec, operands, cotangents, gradients = run(case, seed=1, draw=1)
+    """A strict run: it also reports what hardware forgives."""
+    spec, operands, cotangents, gradients = run(case, seed=1, draw=1, settings={"strict": True})
     rows = accuracy.judge(gradients, spec, operands, cotangents)
     assert [row.name for row in rows] == list(GRADIENTS)
     assert all(row.ok for row in rows), "\n".join(map(str, rows))
@@ -190,7 +195,7 @@ def test_every_interleaving_is_right(name):
 def test_deterministic_gradients_do_not_depend_on_the_order_of_execution(name):
     first = run(ALL[name], deterministic=True)[3]
     for seed, sm_count in [(seed, sm_count) for seed in range(1, 8) for sm_count in (1, 3, 64)]:
-        again = run(ALL[name], seed, sm_count=sm_count, deterministic=True)[3]
+        again = run(ALL[name], seed, settings={"sm_count": sm_count}, deterministic=True)[3]
         for key, value in first.items():
             assert value.tobytes() == again[key].tobytes(), f"{key}, seed {seed}, {sm_count} multiprocessors"
 

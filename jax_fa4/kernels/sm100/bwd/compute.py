@@ -41,12 +41,14 @@ class Place:
     """The calling thread.
 
     Attributes:
+      warp: in its block.
       lane: of tensor memory.
       key: within this CTA's keys.
       group: its warpgroup.
       panel, first: its queries are those of this panel, from this one of the panel on.
     """
 
+    warp: Int32
     lane: Int32
     key: Int32
     group: Int32
@@ -58,8 +60,8 @@ class Place:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane, group = cute.arch.thread_idx()[0] % BLOCK, (warp - plan.warps.compute) // 4
         if plan.narrow:
-            return cls(lane, lane % plan.keys, group, warp % 4 // 2, group * PART)
-        return cls(lane, lane, group, group, 0)
+            return cls(warp, lane, lane % plan.keys, group, warp % 4 // 2, group * PART)
+        return cls(warp, lane, lane, group, group, 0)
 
     def query(self, part: int) -> Int32:
         """First query of a part, within the block."""
@@ -111,38 +113,31 @@ def _step(context: Context, place: Place, step: Step):
     plan, pipes, tmem, parts = context.plan, context.pipes, context.plan.tmem, _parts(context.plan)
     statistics = buffer(step.number, plan.statistic_stages)
     first = place.group * (parts * PART)
-    p = cute.make_rmem_tensor((PART, parts), Float32)
     pipes.statistics.consumer_wait(statistics)
     ahead = _reads_ahead(context.spec, plan)
     lse = _statistic(context.shared.lse, statistics.index, place, 0) if cutlass.const_expr(ahead) else None
     pipes.scores_full.wait(0, phase(step.number))
     tmem_fence("after")
-    loaded = [load_columns(context.tmem, tmem.scores + first + part * PART, PART, place.lane) for part in range(parts)]
-    cute.arch.fence_view_async_tmem_load()
-    for part in cutlass.range_constexpr(parts):
-        p[None, part].store(cute.make_tensor(loaded[part].iterator, cute.make_layout(PART)).load())
+    scores = load_columns(context.tmem, tmem.scores + first, parts * PART, place.warp)
+    p = cute.make_tensor(scores.iterator, cute.make_layout((PART, parts)))
     if cutlass.const_expr(tmem.p_packed):
         tmem_fence("before")
         if cutlass.const_expr(tmem.dq_over is DqOver.SCORES):
             report(plan, pipes.scores_read)
-        _meet(plan)
+        _meet(place)
         tmem_fence("after")
     for part in cutlass.range_constexpr(parts):
         _probabilities(context, place, step, (part, p[None, part], lse if part == 0 else None))
-    if cutlass.const_expr(plan.narrow):
-        cute.arch.fence_view_async_shared()
-    else:
-        finish_tmem_stores()
+    _finish_stores(plan)
     report(plan, pipes.p_full)
 
     delta = _statistic(context.shared.delta, statistics.index, place, 0) if cutlass.const_expr(ahead) else None
     pipes.dp_full.wait(0, phase(step.number))
     tmem_fence("after")
     for part in cutlass.range_constexpr(parts):
-        dp = load_columns(context.tmem, tmem.dp + first + part * PART, PART, place.lane)
+        dp = load_columns(context.tmem, tmem.dp + first + part * PART, PART, place.warp)
         if cutlass.const_expr(ahead and part > 0):
             delta = _statistic(context.shared.delta, statistics.index, place, part)
-        cute.arch.fence_view_async_tmem_load()
         _score_gradients(context, place, (statistics.index, part, p[None, part], dp, delta))
         ds = cute.make_rmem_tensor((PART,), context.dtype)
         softmax.convert_pairs(dp, ds)
@@ -151,13 +146,22 @@ def _step(context: Context, place: Place, step: Step):
         if cutlass.const_expr(part == 0 and plan.paired and not plan.serial):
             pipes.dq_full.wait(0, phase_before(step.number))  # dS of the step before has been read
         _store(_row(context, place, _ds_address(context, place)), place, part, ds)
+    _finish_stores(plan)
     if cutlass.const_expr(not plan.narrow):
-        finish_tmem_stores()
-    cute.arch.fence_view_async_shared()
+        cute.arch.fence_view_async_shared()
     if cutlass.const_expr(plan.paired):
         _exchange(context, place)
     report(plan, pipes.ds_full)
     _release(pipes.statistics, statistics.index)
+
+
+def _finish_stores(plan: BackwardPlan) -> None:
+    """P or dS of a warp is where the products find it, and what it has read of tensor memory may be overwritten."""
+    if plan.narrow:
+        tmem_fence("before")
+        cute.arch.fence_view_async_shared()
+    else:
+        finish_tmem_stores()
 
 
 def _reads_ahead(spec, plan: BackwardPlan) -> bool:
@@ -165,10 +169,9 @@ def _reads_ahead(spec, plan: BackwardPlan) -> bool:
     return masks.is_interval(spec.mask) and not spec.score_mods and not plan.serial
 
 
-def _meet(plan: BackwardPlan) -> None:
+def _meet(place: Place) -> None:
     """A warp of either warpgroup waits for the other's that shares its lanes."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    cute.arch.barrier(barrier_id=LANES_BARRIER + warp % 4, number_of_threads=64)
+    cute.arch.barrier(barrier_id=LANES_BARRIER + place.warp % 4, number_of_threads=64)
 
 
 def _release(ring, index: Int32) -> None:
@@ -294,7 +297,7 @@ def _exchange(context: Context, place: Place):
     plan, shared, rank = context.plan, context.shared, context.rank
     target_rank, sends = 1 - rank, place.panel != rank
     if cutlass.const_expr(plan.narrow):
-        _meet(plan)  # a row's queries come from both warpgroups
+        _meet(place)  # a row's queries come from both warpgroups
         target_rank, sends = place.panel, place.group == 0
     else:
         cute.arch.sync_warp()

@@ -43,8 +43,7 @@ def _write(context: Context, place, which, output: cute.Tensor, source):
     rounded = cute.make_rmem_tensor((width,), output.element_type)
     rounded.fill(0.0)
     if count > 0:
-        values = load_columns(context.tmem, column + start, width, place.lane)
-        cute.arch.fence_view_async_tmem_load()
+        values = load_columns(context.tmem, column + start, width, place.warp)
         for i in cutlass.range_constexpr(width):
             values[i] = values[i] * factor
         if cutlass.const_expr(output.element_type is Float32):

@@ -71,33 +71,33 @@ class Shared:
         return cls(**{"p": None, "ds_out": None} | tiles, dq=plain(Float32, chunks, 1024), **small)
 
 
-def columns_of(tmem, column, width: int) -> cute.Tensor:
-    """Tensor memory (128 lanes, width) of float32 words from a column on."""
-    return cute.make_tensor(tmem + column, cute.make_layout((BLOCK, width), stride=(_LANE, 1)))
+def load_columns(tmem, column, width: int, warp) -> cute.Tensor:
+    """A lane's `width` float32 words, a multiple of 16; `warp` is that of the thread, in its block.
 
-
-def _copy(tmem, operation, column, width: int, thread):
-    """(copy, this thread's place): moves `width` columns of a lane between tensor memory and registers."""
-    tensor = columns_of(tmem, column, width)
-    atom = cute.make_copy_atom(operation(tcgen05.copy.Repetition(width)), Float32)
-    copy = tcgen05.make_tmem_copy(atom, tensor).get_slice(thread)
-    load = operation is tcgen05.copy.Ld32x32bOp
-    return copy, copy.partition_S(tensor) if load else copy.partition_D(tensor)
-
-
-def load_columns(tmem, column, width: int, thread) -> cute.Tensor:
-    """A lane's `width` float32 words; `cute.arch.fence_view_async_tmem_load` must follow before they are used."""
-    copy, source = _copy(tmem, tcgen05.copy.Ld32x32bOp, column, width, thread)
-    shape = copy.partition_D(cute.make_identity_tensor((BLOCK, width))).shape
-    values = cute.make_rmem_tensor(shape, Float32)
-    cute.copy(copy, source, values)
+    Load and wait are one statement: apart, the compiler may put uses of the words between them.
+    """
+    at_once = 16 if width % 32 else 32
+    loads = []
+    for first in range(0, width, at_once):
+        words = ", ".join(f"{{$w{first + i}}}" for i in range(at_once))
+        loads.append(f"tcgen05.ld.sync.aligned.32x32b.x{at_once}.b32 {{{words}}}, [{{$r0}} + {first}];")
+    address = tmem.toint() + column + warp % 4 * (32 * _LANE)
+    loaded = cute.arch.inline_ptx(
+        " ".join((*loads, "tcgen05.wait::ld.sync.aligned;")),
+        write_only_types=[Float32] * width, read_only_args=[Int32(address)],
+    )  # fmt: skip
+    values = cute.make_rmem_tensor((width,), Float32)
+    for i, value in enumerate(loaded):
+        values[i] = value
     return values
 
 
 def store_columns(tmem, values: cute.Tensor, column, thread) -> None:
-    """Stores a lane's 16-bit values, two to a word."""
+    """Stores a lane's 16-bit values, two to a word; `thread` is that of its warpgroup."""
     width = cute.size(values) // 2
-    copy, target = _copy(tmem, tcgen05.copy.St32x32bOp, column, width, thread)
+    tensor = cute.make_tensor(tmem + column, cute.make_layout((BLOCK, width), stride=(_LANE, 1)))
+    atom = cute.make_copy_atom(tcgen05.copy.St32x32bOp(tcgen05.copy.Repetition(width)), Float32)
+    copy = tcgen05.make_tmem_copy(atom, tensor).get_slice(thread)
     shape = copy.partition_S(cute.make_identity_tensor((BLOCK, width))).shape
     words = cute.make_tensor(cute.recast_ptr(values.iterator, dtype=Float32), cute.make_layout(shape))
-    cute.copy(copy, words, target)
+    cute.copy(copy, words, copy.partition_D(tensor))

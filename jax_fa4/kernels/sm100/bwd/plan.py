@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
+from jax_fa4 import masks
 from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
 from jax_fa4.kernels.sm100.plans import REGISTERS, SMEM_BYTES, TMEM_COLUMNS
 from jax_fa4.spec import AttentionSpec
@@ -312,7 +314,10 @@ class BackwardPlan:
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims. Raises `Unsupported`."""
     check_slopes(spec)
-    return plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim))
+    plan = plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim))
+    if any(isinstance(part, masks.Segments) for part in spec.mask.parts):
+        return dataclasses.replace(plan, exp2_on_fma=0)  # segments need the registers
+    return plan
 
 
 def plan_of(tile_d: int, tile_e: int) -> BackwardPlan:
@@ -327,16 +332,18 @@ def plan_of(tile_d: int, tile_e: int) -> BackwardPlan:
 def single_plan(tile_d: int, tile_e: int) -> BackwardPlan:
     """CTAs of their own."""
     if TensorMemory(tile_d, tile_e).dq_over is DqOver.BOTH:
-        return BackwardPlan(tile_d, tile_e, q_stages=1)
+        return BackwardPlan(tile_d, tile_e, q_stages=1, registers=Registers(reduce=88, compute=168, other=88))
     return BackwardPlan(tile_d, tile_e, do_stages=1 if tile_d + tile_e > 192 else 2, exp2_on_fma=_exp2(tile_d, tile_e))
 
 
 def pair_plan(tile_d: int, tile_e: int) -> BackwardPlan:
     """Pairs of CTAs with 128 keys each."""
     stages = 1 if tile_d + tile_e > 128 else 2
+    registers = Registers(reduce=64, compute=176, other=96) if tile_d == 64 else Registers()  # by dQ's columns
     return BackwardPlan(
-        tile_d, tile_e, ctas=2, q_stages=stages, do_stages=stages, dq_chunk=16, exp2_on_fma=_exp2(tile_d, tile_e)
-    )
+        tile_d, tile_e, ctas=2, q_stages=stages, do_stages=stages, dq_chunk=16, exp2_on_fma=_exp2(tile_d, tile_e),
+        registers=registers,
+    )  # fmt: skip
 
 
 def narrow_plan(tile_d: int, tile_e: int) -> BackwardPlan:

@@ -65,19 +65,20 @@ def _step(context: Context, number, target, counter, turns):
     pipes.dq_full.wait(0, phase(number))
     tmem_fence("after")
     chunks, at_once = plan.tmem.dq_columns // width, _COLUMNS_IN_REGISTERS // width
-    values: list = []
+    values = None
     for i in cutlass.range_constexpr(chunks):
         if cutlass.const_expr(i % at_once == 0):
-            values = _load(context, range(i, min(i + at_once, chunks)), thread)
+            columns = min(at_once, chunks - i) * width
+            values = load_columns(context.tmem, plan.tmem.dq + i * width, columns, warp)
             if cutlass.const_expr(i + at_once >= chunks):
+                tmem_fence("before")
                 report(plan, pipes.dq_empty)
         stage = i % stages
         if warp == 0:
             cute.arch.cp_async_bulk_wait_group(stages - 1, read=True)
         cute.arch.barrier(barrier_id=REDUCE_BARRIER, number_of_threads=BLOCK)
-        chunk = values[i % at_once]
         for j in cutlass.range_constexpr(width // 4):
-            source = cute.make_tensor(chunk.iterator + 4 * j, cute.make_layout(4))
+            source = cute.make_tensor(values.iterator + i % at_once * width + 4 * j, cute.make_layout(4))
             cute.autovec_copy(source, context.shared.dq[None, thread, j, stage])
         cute.arch.fence_view_async_shared()
         cute.arch.barrier(barrier_id=REDUCE_BARRIER, number_of_threads=BLOCK)
@@ -91,15 +92,6 @@ def _step(context: Context, number, target, counter, turns):
     if cutlass.const_expr(counter is not None):
         if warp == 0:
             dq_order.release(counter)
-
-
-def _load(context: Context, chunks: range, thread) -> list:
-    """A thread's lane of some chunks of dQ."""
-    tmem, width = context.plan.tmem, context.plan.dq_chunk
-    values = [load_columns(context.tmem, tmem.dq + i * width, width, thread) for i in chunks]
-    cute.arch.fence_view_async_tmem_load()
-    tmem_fence("before")
-    return values
 
 
 def accumulator_layout(plan) -> cute.Layout:
