@@ -19,7 +19,8 @@ CASES = {  # name -> head dim, causal, KV heads of 4 query heads, backward, dete
     "d64_causal": (64, True, 4, False, False), "d64_full": (64, False, 4, False, False),
     "d128_causal_gqa4": (128, True, 1, False, False), "d256_full": (256, False, 4, False, False),
     "d128_causal_bwd": (128, True, 4, True, False), "d128_full_bwd": (128, False, 4, True, False),
-    "d64_causal_bwd": (64, True, 4, True, False), "d128_full_bwd_deterministic": (128, False, 4, True, True),
+    "d64_causal_bwd": (64, True, 4, True, False), "d64_full_bwd": (64, False, 4, True, False),
+    "d128_full_bwd_deterministic": (128, False, 4, True, True),
     "d128_causal_gqa4_bwd": (128, True, 1, True, False),
 }
 SMS = {"sm_100a": 148, "sm_90a": 132}

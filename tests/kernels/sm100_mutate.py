@@ -85,14 +85,18 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="instead of causal")
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
-    subject = Subject(options.head_dim, not options.full)
+    survey(Subject(options.head_dim, not options.full), options.seeds)
+
+
+def survey(subject, seeds: int) -> None:
+    """Prints how each mutant of the subject's kernel is noticed, and the lines of those that are not."""
     ptx = subject.artifact.ptx
     baseline, _, executed = subject.run(ptx, 0)
-    assert caught(subject, ptx, baseline, options.seeds) == "not caught", "the unchanged kernel depends on the seed"
+    assert caught(subject, ptx, baseline, seeds) == "not caught", "the unchanged kernel depends on the seed"
     table, kept = collections.defaultdict(collections.Counter), []
     for line, kind, text in mutate.mutants(ptx):
-        how = "not executed" if line not in executed else caught(subject, text, baseline, options.seeds)
-        if how == "not caught" and kind == "mbarrier wait" and never_waits(subject, ptx, line, options.seeds):
+        how = "not executed" if line not in executed else caught(subject, text, baseline, seeds)
+        if how == "not caught" and kind == "mbarrier wait" and never_waits(subject, ptx, line, seeds):
             how = "never waits"
         table[kind][how] += 1
         if how == "not caught":

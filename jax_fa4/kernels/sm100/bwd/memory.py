@@ -83,7 +83,7 @@ def load_columns(tmem, column, width: int, warp) -> cute.Tensor:
         loads.append(f"tcgen05.ld.sync.aligned.32x32b.x{at_once}.b32 {{{words}}}, [{{$r0}} + {first}];")
     address = tmem.toint() + column + warp % 4 * (32 * _LANE)
     loaded = cute.arch.inline_ptx(
-        " ".join((*loads, "tcgen05.wait::ld.sync.aligned;")),
+        "\n".join((*loads, "tcgen05.wait::ld.sync.aligned;")),
         write_only_types=[Float32] * width, read_only_args=[Int32(address)],
     )  # fmt: skip
     values = cute.make_rmem_tensor((width,), Float32)
