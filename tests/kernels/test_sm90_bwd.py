@@ -100,7 +100,7 @@ def test_case_on_the_software_gpu(name, software_gpu):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dims", [(128, 128), (256, 256), (192, 128)], ids=str)
+@pytest.mark.parametrize("head_dims", [(128, 128), (256, 256), (192, 128), (96, 96), (72, 128), (128, 96)], ids=str)
 def test_wide_heads_on_the_software_gpu(head_dims, software_gpu):
     D, E = head_dims
     spec, operands, cotangents, gradients = emulate(CASES["causal"].resized(D=D, E=E), seed=2)

@@ -131,7 +131,7 @@ def step(work, place, number, first: cutlass.Constexpr[bool]):
 def issue_dq(consumer, state) -> cute.Tensor:
     """dQ = dS K of a step, or its transpose, by its buffer of dS."""
     plan, product, o = consumer.plan, consumer.products.dq, consumer.operands
-    shape, operands = (plan.block_q, plan.tile_d), (o.dq_ds[None, None, None, state.index], o.dq_k)
+    shape, operands = (plan.block_q, plan.dq_columns), (o.dq_ds[None, None, None, state.index], o.dq_k)
     if plan.dq_transposed:
         shape, operands = shape[::-1], operands[::-1]
     dq = cute.make_rmem_tensor(product.partition_shape_C(shape), Float32)

@@ -109,8 +109,10 @@ class Backward:
             return copies.tma_load_atom(copies.permuted(tensor, 1, 3, 2, 0), layout, (rows, columns))
 
         return Loads(
-            *atom(g.q, plan.block_q, plan.tile_d, plan.panel_d), *atom(g.do, plan.block_q, plan.tile_e, 64),
-            *atom(g.k, plan.block_k, plan.tile_d, plan.panel_d), *atom(g.v, plan.block_k, plan.tile_e, 64),
+            *atom(g.q, plan.block_q, plan.tile_d, plan.panel_d),
+            *atom(g.do, plan.block_q, plan.tile_e, plan.panel_e),
+            *atom(g.k, plan.block_k, plan.dq_columns, plan.panel_k),
+            *atom(g.v, plan.block_k, plan.tile_e, plan.panel_e),
             copies.permuted(g.lse_log2, 2, 1, 0), copies.permuted(g.delta_rows, 2, 1, 0),
         )  # fmt: skip
 
@@ -142,7 +144,7 @@ def _scratch(spec, plan: BackwardPlan, fewest: int, most: int) -> tuple[abi.Buff
     blocks = ("ceil", "S", fewest)
     rows = ("mul", blocks, most)
     buffers = (
-        abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, most * plan.tile_d)),
+        abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, most * plan.dq_columns)),
         abi.scratch("lse_log2", "float32", ("B", "H", rows)),
         abi.scratch("delta_rows", "float32", ("B", "H", rows)),
         abi.scratch("tile_counter", "int32", (1,)),

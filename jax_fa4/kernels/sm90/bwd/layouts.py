@@ -64,11 +64,14 @@ class Products:
 @cute.jit
 def multiply(product: cute.TiledMma, accumulator: cute.Tensor, a: cute.Tensor, b: cute.Tensor,
              accumulate: cutlass.Constexpr[bool]):
-    """Issues accumulator (+)= a b as one group of warpgroup products; `warpgroup.wait_group` ends it."""
+    """Issues accumulator (+)= a b as one group of warpgroup products; `warpgroup.wait_group` ends it.
+
+    Where one operand's inner dimension is padded further than the other's, the rest is zero and left out.
+    """
     warpgroup.fence()
     atom = cute.make_mma_atom(product.op)
     atom.set(warpgroup.Field.ACCUMULATE, accumulate)
-    for k in cutlass.range_constexpr(cute.size(a.shape[2])):
+    for k in cutlass.range_constexpr(min(cute.size(a.shape[2]), cute.size(b.shape[2]))):
         cute.gemm(atom, accumulator, a[None, None, k], b[None, None, k], accumulator)
         atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
@@ -118,8 +121,8 @@ class Shared:
         p = plan
         part = p.dq_floats // (p.consumers * p.dq_pieces)
         return cls(
-            q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.tile_d, None, p.panel_d),
-            v=tile(p.block_k, p.tile_e), do=tile(p.block_q, p.tile_e, p.do_stages),
+            q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.dq_columns, None, p.panel_k),
+            v=tile(p.block_k, p.tile_e, None, p.panel_e), do=tile(p.block_q, p.tile_e, p.do_stages, p.panel_e),
             ds=tile(p.block_k, p.block_q, p.ds_stages, p.panel_q), mail=mail() if p.wide else None,
             dq=memory.allocate_tensor(Float32, cute.make_layout((4, 128, part // 512, p.consumers)), 1024),
             lse=statistic(p.q_stages), delta=statistic(p.do_stages),

@@ -63,7 +63,7 @@ class Pipes:
         return cls(
             q=ring(p.q_stages, p.block_q, p.tile_d, STATISTIC_BYTES),
             do=ring(p.do_stages, p.block_q, p.tile_e, STATISTIC_BYTES),
-            k=ring(1, p.block_k, p.tile_d), v=ring(1, p.block_k, p.tile_e),
+            k=ring(1, p.block_k, p.dq_columns), v=ring(1, p.block_k, p.tile_e),
             ds=ring(p.ds_stages, writers=warps), numbers=ring(NUMBER_STAGES, writers=1, readers=readers),
         )
 

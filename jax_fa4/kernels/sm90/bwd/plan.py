@@ -28,7 +28,7 @@ class BackwardPlan:
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
       block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 in all.
-      tile_d, tile_e: head dims in shared memory, padded to multiples of 64.
+      tile_d, tile_e: head dims in shared memory, padded to multiples of 64, or 96.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
       ds_stages: buffers of dS; with two instead of three, warpgroups keep closer step. A wide plan needs one.
       mail_bits: of P as it passes between the warpgroups of a wide plan.
@@ -94,22 +94,37 @@ class BackwardPlan:
     @property
     def panel_q(self) -> int:
         """Columns of a swizzled panel of dS, whose columns are queries."""
-        return 16 if self.block_q % 64 else 64
+        return _panel(self.block_q)
+
+    @property
+    def dq_columns(self) -> int:
+        """Columns of K, and so of dQ: `tile_d`, or more where consumers share them as rows of dQ^T."""
+        return max(self.tile_d, 64 * self.consumers) if self.dq_transposed else self.tile_d
 
     @property
     def dq_floats(self) -> int:
         """Elements of one tile of the dQ accumulator."""
-        return self.block_q * self.tile_d
+        return self.block_q * self.dq_columns
+
+    @property
+    def panel_k(self) -> int:
+        """Columns of a swizzled panel of K: as many as a warpgroup's share of dQ's columns takes."""
+        return _panel(self.dq_columns // self.consumers if self.wide else self.dq_columns)
 
     @property
     def panel_d(self) -> int:
-        """Columns of a swizzled panel of Q and K: 64, or 32 where a warpgroup's share of dQ's columns asks for it."""
-        return 32 if self.wide and self.tile_d // self.consumers % 64 else 64
+        """Columns of a swizzled panel of Q."""
+        return _panel(self.tile_d)
+
+    @property
+    def panel_e(self) -> int:
+        """Columns of a swizzled panel of dO and V."""
+        return _panel(self.tile_e)
 
     @property
     def shared_bytes(self) -> int:
         elements = (
-            self.block_k * (self.tile_d + self.tile_e)
+            self.block_k * (self.dq_columns + self.tile_e)
             + self.block_q * (self.q_stages * self.tile_d + self.do_stages * self.tile_e)
             + self.ds_stages * self.block_q * self.block_k
         )
@@ -118,15 +133,20 @@ class BackwardPlan:
         return 2 * elements + mail + 4 * (self.dq_floats // self.dq_pieces + statistics) + ALIGNMENT_BYTES
 
 
+def _panel(columns: int) -> int:
+    """The widest swizzled panel that divides columns."""
+    return next(width for width in (64, 32, 16) if columns % width == 0)
+
+
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
     check_slopes(spec)
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     largest = max(tile_d, tile_e)
-    tile_heads = spec.group if spec.deterministic else 1
+    common = {"tile_d": tile_d, "tile_e": tile_e, "tile_heads": spec.group if spec.deterministic else 1}
 
     def plan(block_q: int, block_k: int, **rest) -> BackwardPlan:
-        return BackwardPlan(block_q, block_k, tile_d, tile_e, tile_heads=tile_heads, **rest)
+        return BackwardPlan(block_q, block_k, **(common | rest))
 
     if largest <= 64:
         return plan(128, 128, ds_stages=2)
@@ -134,6 +154,9 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         narrow = plan(64, 128)
         if tile_d < 128 or not is_simple(spec):
             return narrow
+        if spec.head_dim <= 96:
+            small = spec.value_head_dim <= 96
+            return plan(96 if small else 80, 128, tile_d=96, tile_e=96 if small else tile_e, ds_stages=2)
         short = {"short": narrow, "short_rows": SHORT_ROWS} if is_causal(spec.mask) else {}
         return plan(80, 128, ds_stages=2, **short)
     mail_bits = 32 if spec.score_mods else 16
