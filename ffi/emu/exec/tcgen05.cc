@@ -16,6 +16,7 @@ Cta& peer(Warp& w, uint32_t rank) {
 // -- allocation -----------------------------------------------------------------------------------------------------------------
 
 struct AllocForm : Extra {
+  bool pair = false;  // cta_group::2
   AddressForm address;
   Slot columns = kNoSlot, tensor = kNoSlot;
 };
@@ -35,7 +36,13 @@ Status execute_alloc(Warp& w, const Inst& in, Mask m) {
   check_aligned(shared, 4, "shared");
   std::memcpy(shared_write(w, shared, 4, false), &address, 4);
   w.cta.cluster.event();
-  return Status::kNext;
+  if (!f.pair) return Status::kNext;
+  // A pair allocates together: the first warp goes on when the peer's has come too.
+  Wait wait;
+  wait.what = "the peer CTA's tcgen05.alloc, number";
+  wait.a = ++w.cta.pair_allocations;
+  wait.done = [](Warp& warp, const Wait& self) { return peer(warp, warp.cta.rank ^ 1).pair_allocations >= self.a; };
+  return wait.done(w, wait) ? Status::kNext : w.suspend(std::move(wait));
 }
 Status execute_dealloc(Warp& w, const Inst& in, Mask m) {
   const AllocForm& f = static_cast<const AllocForm&>(*in.extra);
@@ -50,8 +57,10 @@ Status execute_relinquish(Warp& w, const Inst&, Mask) {
 }
 
 void decode_allocation(Builder& b, int which) {  // 0 alloc, 1 dealloc, 2 relinquish
-  if (b.take_one({"cta_group::1", "cta_group::2"}) < 0 || !b.take("sync") || !b.take("aligned")) b.refuse("the form is not known here");
+  const int group = b.take_one({"cta_group::1", "cta_group::2"});
+  if (group < 0 || !b.take("sync") || !b.take("aligned")) b.refuse("the form is not known here");
   AllocForm& f = *b.make_extra<AllocForm>();
+  f.pair = group == 1;
   b.inst.aligned = true;
   b.inst.unit = Unit::kOther;
   if (which == 2) {

@@ -122,6 +122,11 @@ bool Cluster::schedule() {
     else ready[count++] = warp;
   }
   if (count == 0 && starved == 0) return false;
+  // Rather than a starved warp, operations that are late go on: it falls behind them too.
+  if (count == 0 && random_.below(8) != 0 && engine.force(*this)) {
+    event();
+    return true;
+  }
   Warp* const warp = count ? ready[random_.below(count)] : hungry[random_.below(starved)];
   uint64_t burst;
   switch (random_.below(4)) {
@@ -133,13 +138,20 @@ bool Cluster::schedule() {
     Warp* victim = warps_[random_.below(static_cast<uint32_t>(warps_.size()))];
     victim->starved_until = now + random_.below(20000);
   }
+  // A watched warp may stall right after something that others wait for, before it does the next such thing.
+  const bool watched = random_.below(4) == 0;
   while (burst && !warp->exited()) {
     // Asynchronous operations that fall due within the burst happen in its course.
-    const uint64_t until = engine.next_due() <= now ? now + 1 : std::min(engine.next_due(), now + burst);
-    const uint64_t before = now;
+    const uint64_t until = engine.next_due() <= now || watched ? now + 1 : std::min(engine.next_due(), now + burst);
+    const uint64_t before = now, events = events_;
     const uint64_t ran = warp->run(std::min(until - now, burst));
+    const bool stalls = watched && events_ != events && random_.below(4) == 0;
     engine.advance(*this, now);
     if (ran == 0 || !warp->runnable()) break;
+    if (stalls) {
+      warp->starved_until = std::max(warp->starved_until, now + random_.below(random_.below(2) ? 2000 : 60000));
+      break;
+    }
     burst -= std::min(burst, now - before);
   }
   if (warp->laggard) warp->starved_until = now + kLag;

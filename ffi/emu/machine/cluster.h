@@ -50,6 +50,7 @@ class Cta {
   uint32_t live_threads = 0;             // that have not exited; its shared memory ends with the last
   uint32_t registers_free = 0;           // that setmaxnreg.inc may take
   Warpgroup warpgroups[8];
+  uint32_t pair_allocations = 0;         // tcgen05.alloc.cta_group::2 that it has made
   int tensor_queue = -1;                 // of tcgen05.mma, cp and commit
   std::vector<std::unique_ptr<Warp>> warps;
   TensorMemory& tensor_memory();
