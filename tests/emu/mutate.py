@@ -1,14 +1,17 @@
 """Remove each synchronisation instruction of a known-right kernel, one at a time: does the software GPU notice?
 
-    python tests/emu/mutate.py sm_100a d128_causal [--seeds 20] [--length 512] [--json FILE]
+    python tests/emu/mutate.py sm_100a d128_causal [--seeds 20] [--lengths 512 1024] [--json FILE]
 
 (PYTHONPATH: the repository and its tests folder.) A mutant is caught by a value (some result differs), by the judge
-(an error that names the fault) or by a deadlock or hang. What no seed catches is listed with its PTX line.
+(an error that names the fault), by a deadlock or hang, or by a strict run (as far as the unchanged kernel passes one).
+A longer problem is tried where a shorter one does not catch it. What no seed catches is listed with its PTX line, and
+with the reason where survivors.json has one.
 """
 
 import argparse
 import collections
 import json
+import pathlib
 import re
 import sys
 import time
@@ -54,39 +57,59 @@ def mutants(ptx: str) -> list[tuple[int, str, str]]:
     return out
 
 
+WAYS = ("value", "judge", "deadlock", "strict", "unused", "not executed", "never waits", "not caught")
+SURVIVORS = pathlib.Path(__file__).with_name("survivors.json")
+
+
 class Subject:
-    """A kernel, its problem, and how a run's results are had as bytes."""
+    """A kernel with a problem of some length, and how a run's results are told right from wrong."""
 
     def __init__(self, arch: str, case: str, length: int):
         head_dim, causal, kv_heads, self.is_backward, _ = flash_attn_4.CASES[case]
         heads = 4 if kv_heads == 1 else 2
-        self.arch, self.case = arch, case
+        self.arch, self.case, self.length = arch, case, length
         self.problem = known_right.Problem(length, heads, 1 if kv_heads == 1 else heads, head_dim, causal)
         self.where = known_right.find(arch, case, ("Backward" if self.is_backward else "Forward")
                                       + arch[:-1].replace("sm_", "Sm"))
+        self.ptx = (self.where / "kernel.ptx").read_text()
         if self.is_backward:
             self.exact = self.problem.gradients(self.problem.o.astype(known_right.BF16))
 
-    def run(self, kernel: known_right.Kernel, seed: int) -> tuple[np.ndarray, ...]:
-        if self.is_backward:
-            return known_right.backward(self.arch, self.case, self.problem, kernel, seed=seed)[:3]
-        return known_right.forward(self.arch, self.case, self.problem, kernel, seed=seed)[:2]
+    def prepare(self, seeds: int) -> None:
+        """The unchanged kernel's results, and the kinds of strictness that it passes."""
+        right = known_right.Kernel(self.where)
+        self.baseline = self.run(right, 0)
+        for seed in range(seeds):
+            assert not self.wrong(self.run(right, seed)), f"the unchanged kernel is wrong with seed {seed}"
+        self.executed = self.lines(right)
+        self.strict = emulator.Strict(0)
+        for kind in (emulator.Strict.LOADS, emulator.Strict.END, emulator.Strict.FENCES):
+            try:
+                for seed in range(seeds):
+                    self.run(right, seed, strict=kind)
+                self.strict |= kind
+            except emulator.EmulationError:
+                pass
 
-    def executed(self, kernel: known_right.Kernel) -> set[int]:
+    def run(self, kernel: known_right.Kernel, seed: int, **settings) -> tuple[np.ndarray, ...]:
+        call, count = (known_right.backward, 3) if self.is_backward else (known_right.forward, 2)
+        return call(self.arch, self.case, self.problem, kernel, seed=seed, **settings)[:count]
+
+    def lines(self, kernel: known_right.Kernel) -> set[int]:
         """PTX lines that a run executes."""
         call = known_right.backward if self.is_backward else known_right.forward
         report = call(self.arch, self.case, self.problem, kernel, seed=0)[-1]
         report = report[1] if self.is_backward else report
         return {line for line, count in report.kernels[0]["lines"] if count}
 
-    def wrong(self, results, baseline) -> bool:
+    def wrong(self, results) -> bool:
         """dQ is summed in an order that the seed picks: it is compared to rounding, the rest bit by bit."""
         if not self.is_backward:
-            return any(got.tobytes() != want.tobytes() for got, want in zip(results, baseline, strict=True))
+            return any(got.tobytes() != want.tobytes() for got, want in zip(results, self.baseline, strict=True))
         return any(not known_right.relative(got, want) < 4e-3 for got, want in zip(results, self.exact, strict=True))
 
 
-def judge(subject: Subject, text: str, baseline, seeds: int) -> tuple[str, int, str]:
+def judge(subject: Subject, text: str, seeds: int, **settings) -> tuple[str, int, str]:
     """(how it was caught, number of the seed, message)."""
     try:
         kernel = known_right.Kernel(subject.where, text)
@@ -94,19 +117,19 @@ def judge(subject: Subject, text: str, baseline, seeds: int) -> tuple[str, int, 
         return "judge", 0, str(error)
     for seed in range(seeds):
         try:
-            results = subject.run(kernel, seed)
+            results = subject.run(kernel, seed, **settings)
         except emulator.EmulationError as error:
             message = str(error)
             return ("deadlock" if re.search("deadlock|hang", message) else "judge"), seed, message.split("\n")[0][:200]
-        if subject.wrong(results, baseline):
+        if subject.wrong(results):
             return "value", seed, ""
     return "not caught", seeds, ""
 
 
-def never_waits(subject: Subject, ptx: str, line: int, seeds: int) -> bool:
+def never_waits(subject: Subject, line: int, seeds: int) -> bool:
     """Whether a wait finds its phase complete whenever it is reached: then its removal changes nothing. The wait
     becomes a test, and a failed test an access out of bounds."""
-    lines = ptx.split("\n")
+    lines = subject.ptx.split("\n")
     text = lines[line - 1]
     predicate = re.search(r"_wait\S*\s+([%\w$]+)\s*,", text).group(1)
     tested = re.sub(r"try_wait|test_wait", "test_wait", text, count=1)
@@ -121,13 +144,36 @@ def never_waits(subject: Subject, ptx: str, line: int, seeds: int) -> bool:
     return True
 
 
-def why_not(subject: Subject, ptx: str, row: dict, executed: set[int], seeds: int) -> str:
-    """A reason why no seed can notice, or "not caught"."""
-    if row["line"] not in executed:
-        return "not executed"
-    if row["kind"] == "mbarrier wait" and never_waits(subject, ptx, row["line"], seeds):
-        return "never waits"
-    return "not caught"
+def examine(subjects: list[Subject], line: int, kind: str, text: str, seeds: int) -> dict:
+    """What became of one mutant: how it was caught, on which length, with which seed and message."""
+    row = dict(line=line, kind=kind, text=subjects[0].ptx.split("\n")[line - 1].strip()[:120])
+    longest = subjects[-1]
+    if line not in longest.executed:
+        return row | dict(caught="not executed")
+    for subject in subjects:
+        how, seed, message = judge(subject, text, seeds)
+        if how != "not caught":
+            return row | dict(caught=how, length=subject.length, seed=seed, message=message)
+    if kind == "mbarrier init":  # whoever used it would have been told that it was not initialised
+        return row | dict(caught="unused")
+    if longest.strict:
+        how, seed, message = judge(longest, text, seeds, strict=longest.strict)
+        if how != "not caught":
+            return row | dict(caught="strict", length=longest.length, seed=seed, message=message)
+    never = kind == "mbarrier wait" and never_waits(longest, line, seeds)
+    return row | dict(caught="never waits" if never else "not caught")
+
+
+def print_table(rows: list[dict], reasons: dict[str, str]) -> None:
+    table = collections.defaultdict(collections.Counter)
+    for row in rows:
+        table[row["kind"]][row["caught"]] += 1
+    print(f"{'removed':24s}" + "".join(f"{way:>14s}" for way in WAYS))
+    for kind, counts in [*table.items(), ("all", collections.Counter(r["caught"] for r in rows))]:
+        print(f"{kind:24s}" + "".join(f"{counts[way]:14d}" for way in WAYS))
+    for row in rows:
+        if row["caught"] == "not caught":
+            print(f"  line {row['line']}: {row['text']}\n    {reasons.get(str(row['line']), 'no reason known')}")
 
 
 def main() -> int:
@@ -135,38 +181,24 @@ def main() -> int:
     parser.add_argument("arch")
     parser.add_argument("case")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024])
+    parser.add_argument("--lines", type=int, nargs="+", help="only the mutants of these PTX lines")
     parser.add_argument("--json")
     options = parser.parse_args()
-    subject = Subject(options.arch, options.case, options.length)
-    ptx = (subject.where / "kernel.ptx").read_text()
-    right = known_right.Kernel(subject.where)
-    baseline = subject.run(right, 0)
-    for seed in range(options.seeds):
-        assert not subject.wrong(subject.run(right, seed), baseline), f"the unchanged kernel is wrong with seed {seed}"
-    executed = subject.executed(right)
-    rows, start = [], time.time()
-    for line, kind, text in mutants(ptx):
-        how, seed, message = judge(subject, text, baseline, options.seeds)
-        row = dict(line=line, kind=kind, caught=how, seed=seed, message=message,
-                   text=ptx.split("\n")[line - 1].strip()[:120])
-        if how == "not caught":
-            row["caught"] = why_not(subject, ptx, row, executed, options.seeds)
-        rows.append(row)
-    table = collections.defaultdict(collections.Counter)
-    for row in rows:
-        table[row["kind"]][row["caught"]] += 1
-    ways = ("value", "judge", "deadlock", "not executed", "never waits", "not caught")
-    print(f"{options.arch} {options.case}: {len(rows)} mutants, {options.seeds} seeds, {time.time() - start:.0f} s")
-    print(f"{'removed':24s}" + "".join(f"{way:>14s}" for way in ways))
-    for kind, counts in [*table.items(), ("all", collections.Counter(r["caught"] for r in rows))]:
-        print(f"{kind:24s}" + "".join(f"{counts[way]:14d}" for way in ways))
-    for row in rows:
-        if row["caught"] == "not caught":
-            print(f"  line {row['line']}: {row['text']}")
-    if options.json:
-        with open(options.json, "w") as out:
-            json.dump(rows, out, indent=1)
+    subjects = [Subject(options.arch, options.case, length) for length in options.lengths]
+    for subject in subjects:
+        subject.prepare(options.seeds)
+    kept, start = pathlib.Path(options.json or "/dev/null"), time.time()
+    rows = json.loads(kept.read_text()) if kept.is_file() else []  # goes on where it was interrupted
+    done = {row["line"] for row in rows}
+    for line, kind, text in mutants(subjects[0].ptx):
+        if line not in done and (not options.lines or line in options.lines):
+            rows.append(examine(subjects, line, kind, text, options.seeds))
+            kept.write_text(json.dumps(rows, indent=1))
+    print(f"{options.arch} {options.case}: {len(rows)} mutants, {options.seeds} seeds, {time.time() - start:.0f} s, "
+          f"strict about {subjects[-1].strict!r}")
+    reasons = json.loads(SURVIVORS.read_text()) if SURVIVORS.exists() else {}
+    print_table(rows, reasons.get(f"{options.arch} {options.case}", {}))
     return 0
 
 
