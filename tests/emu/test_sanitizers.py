@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 
 import pytest
 
@@ -24,7 +25,7 @@ def tool(name: str) -> str:
 def sanitized() -> pathlib.Path:
     """The library, in a folder that a later run builds on."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or pytest.skip("needs a C++20 compiler")
-    folder = pathlib.Path(tempfile.gettempdir()) / "jax_fa4_sanitized"
+    folder = pathlib.Path(tempfile.gettempdir()) / f"jax_fa4_sanitized_{zlib.crc32(str(ROOT).encode()):08x}"
     options = ["-DJAX_FA4_SANITIZE=address,undefined", "-DJAX_FA4_EMULATOR_ONLY=ON", f"-DCMAKE_CXX_COMPILER={compiler}"]
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     cmake = tool("cmake")
