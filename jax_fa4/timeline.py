@@ -56,7 +56,7 @@ class Track:
         return sum(s.end - s.begin for s in self.slices if s.kind != "wait")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Timeline:
     """Tracks of the traced CTAs of one kernel, warps first, in the order of `plan.roles`.
 
@@ -124,6 +124,8 @@ class Timeline:
             busy = 100 * sum(track.busy() for track in tracks) / span
             lines.append(f"  {place}{role:14} busy {busy:3.0f} %" + (f"   waits for {most}" if most else ""))
         return "\n".join(lines)
+
+    __repr__ = __str__  # of all slices is too long to read, and notebooks keep it
 
     def chrome_trace(self) -> dict[str, Any]:
         """As a dict in the trace event format of Perfetto and chrome://tracing; 1 us stands for 1 unit of time."""
