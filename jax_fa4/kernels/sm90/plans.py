@@ -146,7 +146,7 @@ def forward_plan(spec: AttentionSpec) -> ForwardPlan:
         return plan(128, 128, 2, 2, turns="blocks" if causal else "none")
     if value_tile_dim <= 128:
         return plan(128, 128, 2, 1)
-    return plan(128, 96 if largest <= 192 else 80, 2, 1)
+    return plan(128, 96 if largest <= 192 else 80, 2, 1, turns="tiles" if causal else "none")
 
 
 def is_simple(spec: AttentionSpec) -> bool:

@@ -14,13 +14,12 @@ WARPGROUP_AND_WARP = 128 + 32
 
 
 @cute.jit
-def stage_dq(consumer, dq: cute.Tensor, piece: cutlass.Constexpr[int] = 0):
-    """Writes a piece of this warpgroup's part of dQ to shared memory, in register order (`finish` undoes it)."""
+def stage_dq(consumer, dq: cute.Tensor):
+    """Writes this warpgroup's part of (a slice of) dQ to shared memory, in register order (`finish` undoes it)."""
     group = consumer.warpgroup
     cute.arch.barrier(barrier_id=Barrier.DQ_EMPTY + group, number_of_threads=WARPGROUP_AND_WARP)
     target = consumer.shared.dq[None, consumer.thread % 128, None, group]
-    source = cute.make_tensor(dq.iterator + piece * cute.size(target), cute.make_layout(target.shape))
-    cute.autovec_copy(source, target)
+    cute.autovec_copy(cute.make_tensor(dq.iterator, cute.make_layout(target.shape)), target)
 
 
 def hand_over_dq(consumer) -> None:
@@ -52,17 +51,21 @@ def write_dk(consumer, tile) -> None:
 
 
 def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
-    """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns]."""
+    """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns].
+
+    In a wide plan the warpgroups' accumulators lie side by side in the output's columns.
+    """
     columns, groups, kernel = output.shape[3], cute.size(accumulator) // 4, consumer.kernel
+    first = consumer.warpgroup * (8 * groups) if consumer.plan.wide else 0
     head, adds = keys.kv_head(kernel, tile), kernel.plan.tile_heads < kernel.spec.group
     for row in range(2):
         key = tile.block * consumer.plan.block_k + consumer.key + 8 * row
         exists = Boolean(key < output.shape[1])
-        element = ((Int64(tile.batch) * output.shape[1] + key) * output.shape[2] + head) * columns
+        element = ((Int64(tile.batch) * output.shape[1] + key) * output.shape[2] + head) * columns + first
         address = output.iterator.toint() + element * (output.element_type.width // 8)
         values = [accumulator[4 * i + 2 * row + pair] * scale for i in range(groups) for pair in range(2)]
         store = _add_float32 if adds else _store_float32 if output.element_type.width == 32 else _store_16bit
-        store(address, values, consumer.quad_lane, exists, columns, output.element_type)
+        store(address, values, consumer.quad_lane, exists, columns - first, output.element_type)
 
 
 def _add_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:

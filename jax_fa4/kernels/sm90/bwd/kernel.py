@@ -48,9 +48,6 @@ class Loads:
     delta: cute.Tensor
 
 
-MAIL_DTYPES = {16: cutlass.Float16, 32: cutlass.Float32}
-
-
 class Backward:
     """The kernel for one spec and plan; see `kernels.common.entry` for the calling convention."""
 
@@ -124,7 +121,7 @@ class Backward:
             for atom in (loads.q_atom, loads.do_atom, loads.k_atom, loads.v_atom):
                 cpasync.prefetch_descriptor(atom)
         pipes = Pipes.make(plan)
-        shared = Shared.allocate(self.dtype, MAIL_DTYPES[plan.mail_bits], plan)
+        shared = Shared.allocate(self.dtype, plan)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         if warp < 4:

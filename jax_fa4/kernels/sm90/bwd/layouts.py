@@ -25,9 +25,9 @@ def transposed(tensor: cute.Tensor) -> cute.Tensor:
 class Products:
     """The tiled products of a step. Keys are the rows of the scores: S^T = K Q^T, dP^T = V dO^T.
 
-    P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. Warpgroups share the keys, but in
-    a `wide` plan each has all keys and its own products. dQ = dS K reads dS from shared memory; they share its rows or
-    columns, or those of its transpose.
+    Warpgroups share the keys: P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. In a
+    `wide` plan each has all keys, and they share the columns: all left operands come from shared memory. dQ = dS K
+    always reads dS from there; they share its rows or columns, or the rows of its transpose.
     """
 
     scores: cute.TiledMma
@@ -46,7 +46,7 @@ class Products:
             tile = (64, columns)
             return hopper_helpers.make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, split, tile, a)
 
-        split = (1, 1, 1) if plan.wide else by_rows
+        split, left = (by_columns, shared) if plan.wide else (by_rows, registers)
         if plan.dq_transposed:
             dq = product(MN_MAJOR, MN_MAJOR, plan.block_q, by_rows)
         else:
@@ -55,8 +55,8 @@ class Products:
             )
         return cls(
             scores=product(K_MAJOR, K_MAJOR, plan.block_q, split),
-            dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, split, registers),
-            dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, split, registers),
+            dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, split, left),
+            dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, split, left),
             dq=dq,
         )
 
@@ -88,8 +88,8 @@ def as_left_operand(fragment: cute.Tensor) -> cute.Tensor:
 class Shared:
     """Tiles in shared memory.
 
-    `ds` is (key, query, stage); `mail` (vector, thread, vectors) carries P in a wide plan; `dq`, a piece of dQ for the
-    store warp, is (4, thread, vector, consumer), in accumulator order.
+    `ds` is (key, query, stage), and so is `p` in a wide plan; `dq`, a slice of dQ for the store warp, is
+    (4, thread, vector, consumer), in accumulator order.
     """
 
     q: cute.Tensor
@@ -97,14 +97,14 @@ class Shared:
     v: cute.Tensor
     do: cute.Tensor
     ds: cute.Tensor
-    mail: cute.Tensor | None
+    p: cute.Tensor | None
     dq: cute.Tensor
     lse: cute.Tensor
     delta: cute.Tensor
     numbers: cute.Tensor
 
     @classmethod
-    def allocate(cls, dtype, mail_dtype, plan: BackwardPlan) -> "Shared":
+    def allocate(cls, dtype, plan: BackwardPlan) -> "Shared":
         memory = cutlass.utils.SmemAllocator()
 
         def tile(rows, columns, stages=None, panel=64):
@@ -114,16 +114,13 @@ class Shared:
         def statistic(stages):
             return memory.allocate_tensor(Float32, cute.make_layout((p.block_q, stages)), 128)
 
-        def mail():
-            vector, each = 128 // mail_dtype.width, p.block_k * p.block_q // 128
-            return memory.allocate_tensor(mail_dtype, cute.make_layout((vector, 128, each // vector)), 128)
-
         p = plan
-        part = p.dq_floats // (p.consumers * p.dq_pieces)
+        part = p.dq_floats // (p.consumers * p.dq_slices)
         return cls(
             q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.dq_columns, None, p.panel_k),
             v=tile(p.block_k, p.tile_e, None, p.panel_e), do=tile(p.block_q, p.tile_e, p.do_stages, p.panel_e),
-            ds=tile(p.block_k, p.block_q, p.ds_stages, p.panel_q), mail=mail() if p.wide else None,
+            ds=tile(p.block_k, p.block_q, p.ds_stages, p.panel_q),
+            p=tile(p.block_k, p.block_q, p.ds_stages) if p.wide else None,
             dq=memory.allocate_tensor(Float32, cute.make_layout((4, 128, part // 512, p.consumers)), 1024),
             lse=statistic(p.q_stages), delta=statistic(p.do_stages),
             numbers=memory.allocate_tensor(Int32, cute.make_layout((NUMBER_STAGES,)), 16),

@@ -18,8 +18,7 @@ from jax_fa4.kernels.common.prepare import STATISTIC_BYTES
 class Barrier(enum.IntEnum):
     """Named barriers. Those with a number per warpgroup take that many ids."""
 
-    P_MAILED = 1  # wide plan: the P warpgroup -> the dS warpgroup
-    DS_STORED = 2  # wide plan: dS is in shared memory, both warpgroups
+    CONSUMERS = 1  # all consumers of a wide plan: P and dS are in shared memory
     DQ_FULL = 4  # per consumer warpgroup: consumer -> store warp
     DQ_EMPTY = 8  # per consumer warpgroup: store warp -> consumer
     TURN = 12  # per consumer warpgroup: to the next one

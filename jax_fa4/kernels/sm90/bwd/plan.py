@@ -23,16 +23,16 @@ class BackwardPlan:
     """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
 
     Consumer warpgroups share the keys, 64 each (see `consumer`). In a wide plan, with 64 keys in all, they share the
-    products (see `wide`).
+    columns (see `wide`).
 
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
       block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 in all.
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64, or 96.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
-      ds_stages: buffers of dS; with two instead of three, warpgroups keep closer step. A wide plan needs one.
-      mail_bits: of P as it passes between the warpgroups of a wide plan.
-      dq_slices, dq_pieces: parts in which dQ of a step is made, and in which it leaves.
+      ds_stages: buffers of dS (and of P, in a wide plan, which needs one); with two instead of three, warpgroups keep
+        closer step.
+      dq_slices: parts in which dQ of a step is made and leaves.
       short: the plan for up to `short_rows` query rows, where wide blocks of queries cross the diagonal more often;
         both are in one artifact, and the host function picks by the length.
       tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
@@ -48,8 +48,6 @@ class BackwardPlan:
     do_stages: int = 2
     ds_stages: int = 3
     dq_slices: int = 1
-    dq_pieces: int = 1
-    mail_bits: int = 16
     tile_heads: int = 1
     l2_bytes: int = 32 << 20
     short: BackwardPlan | None = None
@@ -108,29 +106,28 @@ class BackwardPlan:
 
     @property
     def panel_k(self) -> int:
-        """Columns of a swizzled panel of K: as many as a warpgroup's share of dQ's columns takes."""
+        """Columns of a swizzled panel of K."""
         return _panel(self.dq_columns // self.consumers if self.wide else self.dq_columns)
 
     @property
     def panel_d(self) -> int:
         """Columns of a swizzled panel of Q."""
-        return _panel(self.tile_d)
+        return _panel(self.tile_d // self.consumers if self.wide else self.tile_d)
 
     @property
     def panel_e(self) -> int:
         """Columns of a swizzled panel of dO and V."""
-        return _panel(self.tile_e)
+        return _panel(self.tile_e // self.consumers if self.wide else self.tile_e)
 
     @property
     def shared_bytes(self) -> int:
         elements = (
             self.block_k * (self.dq_columns + self.tile_e)
             + self.block_q * (self.q_stages * self.tile_d + self.do_stages * self.tile_e)
-            + self.ds_stages * self.block_q * self.block_k
+            + self.ds_stages * self.block_q * self.block_k * (2 if self.wide else 1)
         )
-        mail = self.block_q * self.block_k * self.mail_bits // 8 if self.wide else 0
         statistics = self.block_q * (self.q_stages + self.do_stages)
-        return 2 * elements + mail + 4 * (self.dq_floats // self.dq_pieces + statistics) + ALIGNMENT_BYTES
+        return 2 * elements + 4 * (self.dq_floats // self.dq_slices + statistics) + ALIGNMENT_BYTES
 
 
 def _panel(columns: int) -> int:
@@ -159,7 +156,6 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
             return plan(96 if small else 80, 128, tile_d=96, tile_e=96 if small else tile_e, ds_stages=2)
         short = {"short": narrow, "short_rows": SHORT_ROWS} if is_causal(spec.mask) else {}
         return plan(80, 128, ds_stages=2, **short)
-    mail_bits = 32 if spec.score_mods else 16
     if tile_d == 256:
-        return plan(64, 64, do_stages=1, ds_stages=1, dq_slices=2, dq_pieces=2, mail_bits=mail_bits)
-    return plan(64, 64, do_stages=1 if tile_e == 256 else 2, ds_stages=1, mail_bits=mail_bits)
+        return plan(64, 64, do_stages=1, ds_stages=1, dq_slices=2)
+    return plan(64, 64, do_stages=1 if tile_e == 256 else 2, ds_stages=1)
