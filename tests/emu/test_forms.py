@@ -21,7 +21,7 @@ SMALL = """
 .address_size 64
 .extern .shared .align 8 .b8 smem[];
 .visible .entry main(.param .u64 out) {
-.reg .pred p<4>; .reg .b16 h<4>; .reg .b32 r<8>; .reg .b64 d<4>;
+.reg .pred p<4>; .reg .b16 h<4>; .reg .b32 r<8>; .reg .b64 d<4>; .reg .f32 f<2>;
 ld.param.u64 d0, [out]; mov.u32 r0, %tid.x; mov.u32 r1, smem; mul.wide.u32 d1, r0, 4; add.s64 d0, d0, d1;
 cvt.u16.u32 h0, r0; sub.s16 h1, h0, 10;
 setp.eq.b16 p0, h0, 3; selp.b32 r2, 1, 0, p0;
@@ -30,6 +30,9 @@ setp.eq.u32 p2, r0, 0; @p2 mbarrier.init.shared.b64 [r1], 32; bar.warp.sync -1;
 mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p3, [r1], 0; selp.b32 r3, 4, 0, p3; or.b32 r2, r2, r3;
 bar.warp.sync -1; mbarrier.arrive.shared.b64 d2, [r1]; bar.warp.sync -1;
 mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p3, [r1], 0; selp.b32 r3, 8, 0, p3; or.b32 r2, r2, r3;
+cvt.s32.s16 r4, h1; cvt.s64.s32 d3, r4; setp.ge.s64 p1, d3, 0; selp.b32 r3, 16, 0, p1; or.b32 r2, r2, r3;
+ld.param.u64 d3, [out]; mov.f32 f0, 0f3F800000; mov.f32 f1, 0fC0000000;
+red.relaxed.gpu.global.add.v2.f32 [d3+128], {f0, f1};
 st.global.b32 [d0], r2; exit;
 }
 """
@@ -37,12 +40,13 @@ st.global.b32 [d0], r2; exit;
 
 
 def check_small() -> None:
-    out = np.zeros(32, np.uint32)
+    out = np.zeros(34, np.uint32)
     emulator.load(b"", SMALL, "").launch_kernel(
         "main", (1, 1, 1), (32, 1, 1), [ctypes.c_uint64(out.ctypes.data)], [out], shared_bytes=64
     )
     lane = np.arange(32)
-    np.testing.assert_array_equal(out, (lane == 3) + 2 * (lane < 10) + 8)
+    np.testing.assert_array_equal(out[:32], (lane == 3) + 2 * (lane < 10) + 8 + 16 * (lane >= 10))
+    np.testing.assert_array_equal(out[32:].view(np.float32), [32, -64])
 
 
 def forms_of_small_kernels() -> set[str]:
