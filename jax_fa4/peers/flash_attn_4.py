@@ -56,7 +56,8 @@ def main() -> int:
     hardware.get_l2_cache_size_in_bytes = lambda self: 126 << 20 if arch == "sm_100a" else 50 << 20
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda *a: (10, 0) if arch == "sm_100a" else (9, 0)
-    original, made = cute.compile, []
+    original = cute.compile
+    made: list[str] = []
 
     class NotRun:
         def __call__(self, *a, **k):
