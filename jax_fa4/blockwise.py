@@ -112,22 +112,6 @@ def _is_static(spec: AttentionSpec) -> bool:
         for part in spec.mask.parts)
 
 
-def _active(spec: AttentionSpec, operands: Operands, blocks: Blocks) -> jax.Array | None:
-    """bool [N]: which pairs some example needs; None if all of them do as far as can be told."""
-    i, j = blocks.pairs.T
-    needed = None
-    if not _is_static(spec):
-        start, _, _, end = masks.block_range(spec.mask, i, blocks.block_q, blocks.block_k, geometry(operands))
-        needed = (start <= j) & (j < end)
-    if masks.Segments() in spec.mask.parts:
-        (q_low, q_high), (k_low, k_high) = (
-            [reduce(ids.reshape(*ids.shape[:1], count, -1), axis=2) for reduce in (jnp.min, jnp.max)]
-            for ids, count in ((operands.q_segment_ids, blocks.count_q), (operands.kv_segment_ids, blocks.count_k)))
-        meet = ((q_low[:, i] <= k_high[:, j]) & (k_low[:, j] <= q_high[:, i]))[:, None, None]
-        needed = meet if needed is None else needed & meet
-    return None if needed is None else needed.reshape(-1, len(i)).any(axis=0)
-
-
 def _scan(step: Callable, carry: Any, blocks: Blocks, active: jax.Array | None) -> Any:
     """Carries through `step(carry, i, j)` over the pairs, skipping those that are not active."""
     if active is None:
@@ -174,6 +158,22 @@ class _Call:
             q_segment_ids=pad(operands.q_segment_ids, 1, None, "edge"),
             kv_segment_ids=pad(operands.kv_segment_ids, None, 1, "edge"))
         return cls(spec, padded, where, blocks, bool(more_rows or more_columns))
+
+    def active(self) -> jax.Array | None:
+        """bool [N]: which pairs of blocks some example needs; None if all of them do as far as can be told."""
+        blocks, o = self.blocks, self.operands
+        i, j = blocks.pairs.T
+        needed = None
+        if not _is_static(self.spec):
+            start, _, _, end = masks.block_range(self.spec.mask, i, blocks.block_q, blocks.block_k, self.geometry)
+            needed = (start <= j) & (j < end)
+        if masks.Segments() in self.spec.mask.parts:
+            (q_low, q_high), (k_low, k_high) = (
+                [reduce(ids.reshape(*ids.shape[:1], count, -1), axis=2) for reduce in (jnp.min, jnp.max)]
+                for ids, count in ((o.q_segment_ids, blocks.count_q), (o.kv_segment_ids, blocks.count_k)))
+            meet = ((q_low[:, i] <= k_high[:, j]) & (k_low[:, j] <= q_high[:, i]))[:, None, None]
+            needed = meet if needed is None else needed & meet
+        return None if needed is None else needed.reshape(-1, len(i)).any(axis=0)
 
     def q_blocks(self, x: jax.Array) -> jax.Array:
         """[B, S, H, D] in blocks, the query heads of one KV head as more rows: [count_q, B, K, G * block_q, D]."""
@@ -269,7 +269,7 @@ def _forward(spec: AttentionSpec, operands: Operands) -> tuple[jax.Array, jax.Ar
     shape = (*q.shape[:-1], 1)
     start = (zeros_like_type(q, (*q.shape[:-1], e), spec.compute_dtype),
              zeros_like_type(q, shape, spec.compute_dtype) - jnp.inf, zeros_like_type(q, shape, spec.compute_dtype))
-    acc, top, total = _scan(step, start, call.blocks, _active(spec, call.operands, call.blocks))
+    acc, top, total = _scan(step, start, call.blocks, call.active())
     if operands.sinks is not None:
         sinks = jnp.repeat(operands.sinks.reshape(-1, spec.group), call.blocks.block_q, axis=1)[None, None, :, :, None]
         old, top = top, lax.stop_gradient(jnp.maximum(top, sinks))
@@ -321,7 +321,7 @@ def _backward(spec: AttentionSpec, operands: Operands, lse: jax.Array, delta: ja
 
     start = jax.tree.map(lambda x: zeros_like_type(x, x.shape, spec.compute_dtype),
                          (q, k, v, call.operands.bias, learned))
-    dq, dk, dv, dbias, dlearned = _scan(step, start, call.blocks, _active(spec, call.operands, call.blocks))
+    dq, dk, dv, dbias, dlearned = _scan(step, start, call.blocks, call.active())
     if dbias is not None:
         dbias = dbias[:, :, : operands.bias.shape[2], :columns].astype(operands.bias.dtype)
     return Gradients(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_fa4
-from jax_fa4 import accuracy, blockwise, cases
+from jax_fa4 import accuracy, blockwise, cases, reference
 from jax_fa4.masks import Causal
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
@@ -76,7 +76,7 @@ def test_pairs_visited():
         spec, operands = make_spec(arguments)
         blocks = blockwise.Blocks.cut(spec, operands)
         assert (blocks.block_q, blocks.block_k) == (512, 512)
-        return len(blocks.pairs), blockwise._active(spec, operands, blocks)
+        return len(blocks.pairs), blockwise._Call.make(spec, operands).active()
 
     n = 8
     assert pairs() == (n * n, None)
@@ -91,8 +91,7 @@ def test_segments_skip_blocks(small_blocks):
     ids = jnp.repeat(jnp.arange(4), 48)[None]
     x = jnp.zeros((1, 192, 1, 16))
     spec, operands = make_spec(Arguments(x, x, x, q_segment_ids=ids, kv_segment_ids=ids))
-    blocks = blockwise.Blocks.cut(spec, operands)
-    active = blockwise._active(spec, operands, blocks)
+    active = blockwise._Call.make(spec, operands).active()
     np.testing.assert_array_equal(active.reshape(4, 4), np.eye(4, dtype=bool))
 
 
@@ -143,3 +142,21 @@ def test_segments_that_differ_on_both_sides_skip_the_right_blocks(rows, columns,
     p = jnp.where(keep, jnp.exp(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2), 0)
     want = jnp.einsum("bhqk,bkhd->bqhd", p / jnp.maximum(p.sum(-1, keepdims=True), 1e-30), v)
     np.testing.assert_allclose(o, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"window": (2, 1)}, {"causal": True}, {"window": (jnp.int32(2), jnp.int32(1))}])
+@pytest.mark.parametrize("rows, columns", [(9, 8), (13, 8), (7, 20)])
+def test_rows_that_fill_no_whole_block_keep_the_alignment(rows, columns, options, monkeypatch):
+    """Blocks are skipped by the true lengths: where only the keys' are given, rows that pad a block are none."""
+    monkeypatch.setattr(blockwise, "LONGEST_BLOCK", 6)
+    monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 6)
+    draw = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(draw.standard_normal((2, n, 1, 4)), jnp.float32) for n in (rows, columns, columns))
+    lengths = jnp.array([columns, columns - 1], jnp.int32)
+    spec, operands = make_spec(Arguments(q, k, v, kv_lengths=lengths, **options))
+    want = reference.oracle(spec, operands)
+    blockwise.forward.clear_cache()
+    o, lse = blockwise.forward(spec, operands)
+    blockwise.forward.clear_cache()
+    np.testing.assert_allclose(o, want["o"], atol=2e-6)
+    np.testing.assert_allclose(lse, want["lse"], atol=2e-6)
