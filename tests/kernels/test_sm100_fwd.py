@@ -30,7 +30,8 @@ LONGER = (
     Case("long-mask-function", ("mask_function",), Shape(B=1, S=300, T=700, H=2, K=1, D=128, E=128)),
     Case("padded", ("causal",), Shape(B=1, S=300, T=300, H=2, K=1, D=72, E=40)),
 )
-FAST = ("d128", "d256", "kitchen-sink", "split-sinks")
+FAST = ("full", "causal", "d128", "d192-e128", "d256", "odd-group", "window-left", "segments", "lengths-causal",
+        "mask-function", "kitchen-sink", "split-sinks")  # fmt: skip
 REPRESENTATIVE = ("long-full", "long-causal", "long-window", "long-d256", "long-d192-e128", "split")
 
 
