@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jax_fa4 import backends
+from jax_fa4 import backends, plan
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
 
@@ -18,17 +18,22 @@ class Explanation:
       spec: what the call asks for.
       chosen: the backend that ``backend="auto"`` takes.
       refusals: for each backend in the order in which ``auto`` tries them, why it would not run the call, or None.
+      on_gpus: for each architecture that there are kernels for, why ``auto`` would not take its kernel on such a GPU,
+        or None; whether or not there is one here.
     """
 
     spec: AttentionSpec
     chosen: str
     refusals: Mapping[str, str | None]
+    on_gpus: Mapping[str, str | None]
 
     def __str__(self) -> str:
         width = max(map(len, self.refusals))
         lines = [repr(self.spec), f"auto takes: {self.chosen}"]
         for name, refusal in self.refusals.items():
             lines.append(f"  {name.ljust(width)}  {'runs' if refusal is None else 'does not run: ' + refusal}")
+        for arch, refusal in self.on_gpus.items():
+            lines.append(f"on a GPU of {arch} auto takes: {'cuda' if refusal is None else 'xla (' + refusal + ')'}")
         return "\n".join(lines)
 
 
@@ -56,7 +61,8 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> Explanation:
         spec, operands = make_spec(Arguments(**arrays, **static))
         refusals = {name: backends.why_not(name, spec, operands) for name in backends.BACKENDS}
         chosen = next(name for name, refusal in refusals.items() if refusal is None)
-        found.append(Explanation(spec, chosen, refusals))
+        on_gpus = {arch: plan.refusal(spec, arch, ("forward",)) for arch in plan.ARCHITECTURES}
+        found.append(Explanation(spec, chosen, refusals, on_gpus))
 
     jax.eval_shape(inspect, arrays)
     return found[0]

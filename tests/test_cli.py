@@ -43,6 +43,10 @@ def test_info_names_versions_and_refusals(capsys):
     assert f"jax {jax.__version__}" in printed
     assert "group=4" in printed and "auto takes: xla" in printed
     assert "emulate:sm_100a" in printed and "kernels have no bias" in printed
+    assert "on a GPU of sm_100a auto takes: xla (kernels have no bias" in printed
+    assert main(["info", "--q", "2,64,8,128", "--causal"]) == 0
+    printed = capsys.readouterr().out
+    assert "on a GPU of sm_90a auto takes: cuda" in printed and "on a GPU of sm_100a auto takes: cuda" in printed
 
 
 def test_explain_takes_shapes_and_agrees_with_what_runs():
