@@ -9,7 +9,6 @@ previous block's P multiplies V, and warpgroups take turns on the tensor cores.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -21,6 +20,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.utils import LayoutEnum, SmemAllocator
 
 from jax_fa4.kernels.common import abi, copies, pipelines, scheduler, segments, softmax
+from jax_fa4.kernels.common.by_length import launch, launch_by_length
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.sm90 import consumer, load
 from jax_fa4.kernels.sm90.plans import L2_SECTION_BYTES, ForwardPlan
@@ -99,9 +99,9 @@ class Forward:
     @cute.jit
     def __call__(self, g, dims, stream):
         if const_expr(self.short is None):
-            _launch(self, g, dims, stream)
+            launch(self, g, dims, stream)
         else:
-            _launch_by_length(self, g, dims, stream)
+            launch_by_length(self, g, dims, stream)
 
     def launch(self, g, dims, stream):
         """Launches the kernel on tensors `g` (see `kernels.common.entry`)."""
@@ -170,18 +170,3 @@ class Forward:
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             consumer.run(self, products, shared, g, dims, schedule)
-
-
-def _launch(kernel: Forward, g, dims, stream) -> None:
-    # A launch rebinds the members of the namespace that it is given to the kernel's own arguments: hence copies.
-    kernel.launch(copy.copy(g), dims, stream)
-
-
-@cute.jit
-def _launch_by_length(kernel: cutlass.Constexpr, g, dims, stream):
-    """The kernel for short sequences, or the one for long ones."""
-    if dims.S <= kernel.plan.short_rows:
-        _launch(kernel.short, g, dims, stream)
-    else:
-        _launch(kernel, g, dims, stream)
-

@@ -19,6 +19,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from jax_fa4.kernels.common import abi, copies, entry, key_tiles, segments, softmax
+from jax_fa4.kernels.common.by_length import launch_by_length
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
@@ -67,7 +68,7 @@ class Backward:
         if cutlass.const_expr(self.short is None):
             self.launch(g, dims, stream)
         else:
-            _launch_by_length(self, g, dims, stream)
+            launch_by_length(self, g, dims, stream)
 
     def launch(self, given, dims, stream) -> None:
         """Launches the kernels on tensors `given` (see `kernels.common.entry`), of which scratch may be too large."""
@@ -153,16 +154,3 @@ def _scratch(spec, plan: BackwardPlan, fewest: int, most: int) -> tuple[abi.Buff
     if spec.deterministic:
         buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
     return buffers
-
-
-@cute.jit
-def _launch_by_length(kernel: cutlass.Constexpr, g, dims, stream):
-    """The kernels for short sequences, or those for long ones."""
-    if dims.S <= kernel.plan.short_rows:
-        _launch(kernel.short, g, dims, stream)
-    else:
-        _launch(kernel, g, dims, stream)
-
-
-def _launch(kernel: Backward, g, dims, stream) -> None:
-    kernel.launch(g, dims, stream)
