@@ -2,8 +2,9 @@
 
 `sweep` brings every block that a device needs past it. The next block's transfer is issued before the work on the
 present one, and what a visit leaves for its block (gradients, in backward) rides one hop behind the block, so that all
-transfers of a step can run beside the step's kernel. Levels nest: the blocks of the outer axis' neighbour arrive while
-the whole inner ring turns.
+transfers of a step can run beside the step's kernel; beside the last of them, which takes home what the last visits
+left, a part of the work on a device's own block can be done (`Pass.own`). Levels nest: the blocks of the outer axis'
+neighbour arrive while the whole inner ring turns.
 """
 
 import functools
@@ -28,6 +29,8 @@ class Pass(NamedTuple):
 
     visit: Visit
     send: Send
+    own: tuple[Visit, Visit] | None = None
+    """The visit of a device's own block in two, before all others and after them (in rings of one level)."""
 
 
 def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts: tuple[Any, ...] = ()) -> tuple:
@@ -55,12 +58,24 @@ def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts:
         return sweep(inner, block, state, work, (*shifts, shift))
 
     arriving = first_hop(level.chains[0]) if level.chains else None
-    state, home = step(block, state, 0)
+    state, home = work.own[0](block, state, (0,)) if work.own else step(block, state, 0)
     for chain, following in zip(level.chains, (*level.chains[1:], None), strict=False):
         # A second chain sets out beside the last visit of the first: one transfer at a time.
         leave = functools.partial(first_hop, following) if following else lambda: None
-        arriving, state, home = _Travel(level.axis, chain, step, work.send, leave).run(arriving, state, home)
+        travel = _Travel(level.axis, chain, step, work.send, leave)
+        arriving, state, home, left = travel.run(arriving, state, home)
+        arrived = travel.go_home(left, chain.final)
+        if work.own and not following:
+            # XLA would do this visit first, as it needs nothing of the others.
+            own, state, _ = lax.optimization_barrier((block, state, left))
+            state, home = _plus(work.own[1](own, state, (0,)), home)
+        home = travel.add(home, arrived)
     return state, home
+
+
+def _plus(visited: tuple, home: Any) -> tuple:
+    state, left = visited
+    return state, _add(home, left)
 
 
 class _Travel(NamedTuple):
@@ -85,14 +100,14 @@ class _Travel(NamedTuple):
             remaining = range(count - 1, count)
         for index in remaining:
             block, state, left, home = self._unrolled(index, block, state, left, home)
-        return block, state, self._add_from(home, left, self.chain.final)
+        return block, state, home, left
 
     def _unrolled(self, index: int, block: Any, state: Any, left: Any, home: Any) -> tuple:
         # Without the barrier XLA hoists the transfers of an unrolled ring to its start, and nothing overlaps.
         block, state, left = lax.optimization_barrier((block, state, left))
         hop = self.chain.hops[index]
         if left is not None:
-            home = self._add_from(home, left, hop.home)
+            home = self.add(home, self.go_home(left, hop.home))
         return *self._hop(index, hop.shift, block, state, left), home
 
     def _hop(self, index: int, shift: Any, block: Any, state: Any, left: Any) -> tuple:
@@ -107,10 +122,14 @@ class _Travel(NamedTuple):
         state, new = self.step(block, state, shift)
         return block_next, state, new if moved is None else _add(moved, new)
 
-    def _add_from(self, home: Any, left: Any, pairs: Pairs) -> Any:
-        if not pairs:
+    def go_home(self, left: Any, pairs: Pairs) -> Any:
+        """What was left for this device's own block, from where the block is now; None if it has all that it gets."""
+        return self.send(left, self.axis, pairs) if pairs else None
+
+    def add(self, home: Any, arrived: Any) -> Any:
+        """What is left for this device's own block, with what arrived for it."""
+        if arrived is None:
             return home
-        arrived = self.send(left, self.axis, pairs)
         return _add(home, arrived) if self.chain.cut is None else _add_rows(home, arrived, self.chain.cut.keys)
 
 
