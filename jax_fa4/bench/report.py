@@ -20,11 +20,12 @@ def environment() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     cores = len(os.sched_getaffinity(0))
+    flags = os.environ.get("XLA_FLAGS")
     return {
         "device": f"{device.device_kind} ({device.platform}, {jax.device_count()} visible)",
         "host": f"{platform.machine()}, {cores} cores, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-    }
+    } | ({"XLA_FLAGS": flags} if flags else {})
 
 
 def table(rows: list[list[str]]) -> str:
