@@ -107,6 +107,17 @@ def test_plans_keep_to_the_budgets(dtype):
             assert chosen.tmem.dq + chosen.tmem.dq_columns <= TMEM_COLUMNS
 
 
+@pytest.mark.parametrize(("head_dim", "mask", "keys"), [
+    (64, masks.Full(), 256),
+    (64, masks.Causal(), 128),
+    (64, masks.Causal() & masks.Segments(), 128),
+    (64, masks.Window(64, 64), 128),
+    (128, masks.Causal(), 256),
+])  # fmt: skip
+def test_tiles_are_small_where_much_of_a_large_one_would_lie_beyond_an_edge(head_dim, mask, keys):
+    assert backward_plan(AttentionSpec("bfloat16", head_dim, head_dim, mask=masks.canonical(mask))).block_k == keys
+
+
 BOTH = {("dp", "dq"), ("dp", "scores"), ("dq", "scores")}
 
 
@@ -174,6 +185,7 @@ def test_machine_code_keeps_to_the_plan(dims, mask):
 def test_gradients_keep_to_the_accuracy_rule(case):
     """A strict run: it also reports what hardware forgives."""
     spec, operands, cotangents, gradients = run(case, seed=1, draw=1, settings={"strict": True})
+    assert artifact_of(spec).spilled == ()
     rows = accuracy.judge(gradients, spec, operands, cotangents)
     assert [row.name for row in rows] == list(GRADIENTS)
     assert all(row.ok for row in rows), "\n".join(map(str, rows))

@@ -25,14 +25,14 @@ class Fragment:
     """A thread's scores of one tile.
 
     Attributes:
-      values: register tensor of float32, indexed 0, 1, ...
+      values: register tensor of float32, indexed 0, 1, ...; None where only places are asked for.
       slots: slots(i) is the (query slot, key slot) of register i.
       query, key: the row of query slot 0 and of key slot 0 in the sequence.
       query_steps, key_steps: distance of each slot from the first.
       batch, head: example and query head.
     """
 
-    values: cute.Tensor
+    values: cute.Tensor | None
     slots: Callable[[int], tuple[int, int]]
     query: Int32
     key: Int32
@@ -94,12 +94,10 @@ def apply_score_mods(spec, fragment: Fragment, geometry: masks.Geometry, g, slop
         slopes[i] = product.to(slopes.element_type)
 
 
-def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:
-    """Sets scores that do not survive to -inf, so that their P is 0."""
-    parts = spec.mask.parts
-    bounds = [masks.column_interval(spec.mask, fragment.key + step, geometry) for step in fragment.key_steps]
-    segments = any(isinstance(part, masks.Segments) for part in parts)
-    predicates = [part for part in parts if isinstance(part, masks.Predicate)]
+def conditions(spec, fragment: Fragment, geometry: masks.Geometry, g) -> Callable[[int], list[Boolean]]:
+    """What register i must satisfy to survive, beside lying in its key's interval: by segments and predicates."""
+    predicates = [part.function for part in spec.mask.parts if isinstance(part, masks.Predicate)]
+    segments = any(isinstance(part, masks.Segments) for part in spec.mask.parts)
     if segments:
         last_query, last_key = g.q_segment_ids.shape[1] - 1, g.kv_segment_ids.shape[1] - 1
         q_ids = [
@@ -109,6 +107,24 @@ def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:
         kv_ids = [
             g.kv_segment_ids[fragment.batch, cutlass.min(fragment.key + step, last_key)] for step in fragment.key_steps
         ]
+
+    def of_register(i: int) -> list[Boolean]:
+        q_slot, k_slot = fragment.slots(i)
+        found = [q_ids[q_slot] == kv_ids[k_slot]] if segments else []
+        read = 0
+        for function in predicates:
+            arrays = _operands(g, "mask_operands", read, function.operand_count)
+            read += function.operand_count
+            found.append(Boolean(scalar_jaxpr.call(function, _indices(spec, fragment, i, geometry), arrays)))
+        return found
+
+    return of_register
+
+
+def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:
+    """Sets scores that do not survive to -inf, so that their P is 0."""
+    bounds = [masks.column_interval(spec.mask, fragment.key + step, geometry) for step in fragment.key_steps]
+    others = conditions(spec, fragment, geometry, g)
     for i in range(fragment.size):
         q_slot, k_slot = fragment.slots(i)
         low, high = bounds[k_slot]
@@ -116,16 +132,8 @@ def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:
         keep = step < high - fragment.query
         if not (isinstance(low, int) and low == 0):
             keep = keep & (step >= low - fragment.query)
-        if segments:
-            keep = keep & (q_ids[q_slot] == kv_ids[k_slot])
-        read = 0
-        for part in predicates:
-            count = part.function.operand_count
-            arrays = _operands(g, "mask_operands", read, count)
-            read += count
-            keep = keep & Boolean(
-                scalar_jaxpr.call(part.function, _indices(spec, fragment, i, geometry), arrays)
-            )
+        for condition in others(i):
+            keep = keep & condition
         fragment.values[i] = cutlass.select_(keep, fragment.values[i], Float32(softmax.NEG_INF))
 
 

@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import tcgen05
 from jax_fa4 import masks
 from jax_fa4.kernels.common import mask, sequence
 from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, RowFragment, exp2
-from jax_fa4.kernels.sm100 import dispatch
+from jax_fa4.kernels.sm100 import dispatch, kept
 from jax_fa4.kernels.sm100.context import (
     SCALE_BARRIER,
     Context,
@@ -31,7 +31,7 @@ from jax_fa4.kernels.sm100.context import (
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS
 
 # A row is worked on in parts: loads, exponentials, conversion and stores of one part overlap those of the next.
-_PART = 32
+_PART = kept.BITS
 _PARTS = BLOCK_K // _PART
 # In log2: beyond it the maximum's product with the scale is not accurate enough to be subtracted in one FMA.
 _LARGE = 64.0
@@ -235,47 +235,32 @@ def _views(context: Context, slot, row):
 
 
 def _kept_keys(context: Context, place: _Row, block) -> list[Uint32]:
-    """Which keys of a block the mask leaves to the row: a bit each, in a word for each part.
-
-    Found before the scores come, which then take the registers: a user's predicate needs some too.
-    """
+    """Which keys of a block the mask leaves to the row: a word for each part."""
     low, high = place.mask.intervals[0]
     words = []
     for part in range(_PARTS):
         first = block * BLOCK_K + part * _PART
-        word = _bits_below(high - first)
-        if context.work.masks_left:
-            word = word & ~_bits_below(low - first)
+        word = kept.interval(low if context.work.masks_left else None, high, first)
         if not masks.is_interval(context.spec.mask):
-            word = word & _kept_by_conditions(context, place, first)
-            _end_block(place.q_row)
+            word = word & kept.where(_conditions(context, place, first))
+            kept.end_block(place.q_row)
         words.append(word)
     return words
 
 
-def _kept_by_conditions(context: Context, place: _Row, first) -> Uint32:
-    """Those of a part's keys, from `first` on, that segments and predicates keep."""
-    where = _place(context, place, first)
-    word = Uint32(0)
-    for i in range(_PART):
-        keep, key = Boolean(True), first + i
-        for condition in place.mask.conditions(0, key, place.mask.key_id(key), where, place.work.geometry):
-            keep = keep & condition
-        word = word | Uint32(cutlass.select_(keep, Uint32(1 << i), Uint32(0)))
-    return word
+def _conditions(context: Context, place: _Row, first):
+    """What segments and predicates demand of the row's keys from `first` on."""
+    position = _place(context, place, first)
+
+    def of_key(i: int) -> list[Boolean]:
+        key = first + i
+        return place.mask.conditions(0, key, place.mask.key_id(key), position, place.work.geometry)
+
+    return of_key
 
 
 def _place(context: Context, place: _Row, key) -> mask.Place:
     return mask.Place(place.work.batch, (place.head,), (place.q_row,), key, context.spec.positions)
-
-
-def _end_block(q_row: Int32) -> None:
-    """Ends a basic block by a branch that is never taken (rows are not negative).
-
-    The assembler interleaves all that is independent within a block; with a user's function that is the whole row's
-    loads and divisions, more than there are registers.
-    """
-    cute.arch.inline_ptx("{ .reg .pred p; setp.lt.s32 p, {$r0}, 0; @p exit; }", read_only_args=[q_row])
 
 
 def _modify(context: Context, place: _Row, block, values) -> float:
@@ -292,27 +277,14 @@ def _modify(context: Context, place: _Row, block, values) -> float:
         where = _place(context, place, block * BLOCK_K)
         mask.apply_scores(spec.score_mods, spec.scale, fragment, where, place.work.geometry, operands)
         if functions:
-            _end_block(place.q_row)
+            kept.end_block(place.q_row)
     return LOG2_E
 
 
 def _keep(values, words: list[Uint32]) -> None:
-    """Sets the values whose bit is not set to -inf: a word moves to many predicates at once."""
+    """Sets the values whose bit is not set to -inf."""
     for part, word in enumerate(words):
-        for i in range(_PART):
-            kept = (word & (1 << i)) != 0
-            values[0, part * _PART + i] = Float32(
-                cutlass.select_(kept, values[0, part * _PART + i], Float32(NEG_INF))
-            )
-
-
-def _bits_below(count: Int32) -> Uint32:
-    """A word with its lowest `count` bits set: none if negative, all from 32 on (shl gives 0 there)."""
-    return cute.arch.inline_ptx(
-        "shl.b32 {$w0}, {$r0}, {$r1};",
-        write_only_types=[Uint32],
-        read_only_args=[Uint32(1), Uint32(cutlass.max(count, Int32(0)))],
-    ) - Uint32(1)
+        kept.keep(cute.make_tensor(values.iterator + part * _PART, cute.make_layout(_PART)), word)
 
 
 def _maximum(values) -> Float32:

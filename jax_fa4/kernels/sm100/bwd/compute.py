@@ -12,11 +12,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Uint32
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common import backward, key_tiles, segments, softmax
+from jax_fa4.kernels.common import backward, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer
+from jax_fa4.kernels.sm100 import kept
 from jax_fa4.kernels.sm100.bwd import context as contexts
 from jax_fa4.kernels.sm100.bwd import epilogue, pair
 from jax_fa4.kernels.sm100.bwd.barriers import LANES_BARRIER, phase, phase_before, report
@@ -26,14 +27,14 @@ from jax_fa4.kernels.sm100.bwd.plan import BLOCK, BackwardPlan, DqOver
 from jax_fa4.kernels.sm100.context import finish_tmem_stores, tmem_fence
 from jax_fa4.kernels.sm100.softmax import exp2_on_fma
 
-PART = 32
+PART = kept.BITS
 """Columns of tensor memory in registers at a time."""
 PANEL = 64
 """Queries of which P or dS makes one swizzled panel of shared memory."""
 VECTOR = 8
 """16-bit elements of a 16-byte store."""
 FEW = 8
-"""Queries whose segment ids, or delta, are in registers at a time where registers are short."""
+"""Queries of which delta is in registers at a time where registers are short."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +117,7 @@ def _step(context: Context, place: Place, step: Step):
     pipes.statistics.consumer_wait(statistics)
     ahead = _reads_ahead(context.spec, plan)
     lse = _statistic(context.shared.lse, statistics.index, place, 0) if cutlass.const_expr(ahead) else None
+    words = _kept(context, place, step)
     pipes.scores_full.wait(0, phase(step.number))
     tmem_fence("after")
     scores = load_columns(context.tmem, tmem.scores + first, parts * PART, place.warp)
@@ -127,7 +129,7 @@ def _step(context: Context, place: Place, step: Step):
         _meet(place)
         tmem_fence("after")
     for part in cutlass.range_constexpr(parts):
-        _probabilities(context, place, step, (part, p[None, part], lse if part == 0 else None))
+        _probabilities(context, place, step, (part, p[None, part], words[part], lse if part == 0 else None))
     _finish_stores(plan)
     report(plan, pipes.p_full)
 
@@ -191,29 +193,42 @@ def _statistic(tensor: cute.Tensor, stage: Int32, place: Place, part: int, first
     return values
 
 
-def _fragment(values: cute.Tensor, at: tuple, first: int, width: int) -> backward.Fragment:
-    """Some of a part's scores; `at` is (query, key, example, query head) of its first."""
-    query, key, batch, head = at
-    some = cute.make_tensor(values.iterator + first, cute.make_layout(width))
-    return backward.Fragment(some, lambda i: (i, 0), query + first, key, tuple(range(width)), (0,), batch, head)
+def _fragment(context: Context, place: Place, step: Step, part: int, values=None) -> backward.Fragment:
+    """A part's scores, or their places alone."""
+    query, key = step.at.block * BLOCK + place.query(part), context.first_key(step.tile) + place.key
+    places = (lambda i: (i, 0), query, key, tuple(range(PART)), (0,))
+    return backward.Fragment(values, *places, step.tile.batch, step.at.head)
+
+
+@cute.jit
+def _kept(context: Context, place: Place, step: Step):
+    """Which of the thread's scores the mask keeps: a word for each part, of a step that needs the element mask."""
+    spec, geometry = context.spec, step.steps.geometry
+    words = [Uint32(0) for _ in range(_parts(context.plan))]
+    if step.at.masked:
+        for part in cutlass.range_constexpr(_parts(context.plan)):
+            fragment = _fragment(context, place, step, part)
+            low, high = masks.column_interval(spec.mask, fragment.key, geometry)
+            word = kept.interval(None if isinstance(low, int) and low == 0 else low, high, fragment.query)
+            if cutlass.const_expr(not masks.is_interval(spec.mask)):
+                word = word & kept.where(backward.conditions(spec, fragment, geometry, context.g))
+                kept.end_block(fragment.query)
+            words[part] = word
+    return words
 
 
 @cute.jit
 def _probabilities(context: Context, place: Place, step: Step, work):
     """P of one part in place, also stored in 16 bits; then dy/dx of the score mods multiplied onto it, for dS.
 
-    `work` is (number of the part, its scores, LSE of its queries or None to read it here).
+    `work` is (number of the part, its scores, which of them are kept, LSE of its queries or None to read it here).
     """
-    part, values, lse = work
+    part, values, word, lse = work
     spec, plan, geometry = context.spec, context.plan, step.steps.geometry
-    query, key = step.at.block * BLOCK + place.query(part), context.first_key(step.tile) + place.key
-    at = (query, key, step.tile.batch, step.at.head)
     slopes = backward.slopes_like(spec, values)
-    backward.apply_score_mods(spec, _fragment(values, at, 0, PART), geometry, context.g, slopes)
+    backward.apply_score_mods(spec, _fragment(context, place, step, part, values), geometry, context.g, slopes)
     if step.at.masked:
-        width = FEW if segments.in_mask(spec.mask) else PART
-        for first in range(0, PART, width):
-            backward.apply_mask(spec, _fragment(values, at, first, width), geometry, context.g)
+        kept.keep(values, word)
     if cutlass.const_expr(lse is None):
         lse = _statistic(context.shared.lse, step.number % plan.statistic_stages, place, part)
     _exponentials(values, lse, context.kernel.scale_log2, plan.exp2_on_fma)

@@ -312,17 +312,26 @@ class BackwardPlan:
 
 
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
-    """The plan for a spec, by head dims. Raises `Unsupported`."""
+    """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
     check_slopes(spec)
-    plan = plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim))
+    plan = plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim), _has_edges(spec.mask))
     if any(isinstance(part, masks.Segments) for part in spec.mask.parts):
         return dataclasses.replace(plan, exp2_on_fma=0)  # segments need the registers
     return plan
 
 
-def plan_of(tile_d: int, tile_e: int) -> BackwardPlan:
-    """The plan for padded head dims."""
-    if max(tile_d, tile_e) <= BLOCK:
+def _has_edges(mask: masks.Mask) -> bool:
+    """Whether a tile of keys meets blocks of queries of which some of its keys see nothing."""
+    return any(isinstance(part, masks.Causal | masks.Window) for part in mask.parts)
+
+
+def plan_of(tile_d: int, tile_e: int, edges: bool) -> BackwardPlan:
+    """The plan for padded head dims.
+
+    Two CTAs share a tile of 256 keys, of which more lies beyond an edge of the mask than of one of 128: at head dim 64,
+    where pairs gain little else, they lose by it.
+    """
+    if max(tile_d, tile_e) <= BLOCK and not (edges and tile_d + tile_e <= BLOCK):
         return pair_plan(tile_d, tile_e)
     if tile_d <= 192 and tile_d + tile_e <= 320:
         return single_plan(tile_d, tile_e)
