@@ -81,20 +81,19 @@ def _launch_reset(counter: cute.Tensor, stream) -> None:
 
 
 @cute.jit
-def next_number(schedule: TileSchedule, number: Int32, counter: Any):
-    """The tile that follows: the CTA's next in turn, or with a `counter` (zero at launch) the next that nobody has.
+def next_number(schedule: TileSchedule, counter: cute.Tensor):
+    """The next tile that no CTA has yet, by a `counter` that is zero at launch; past the last one, there is none.
 
     Called by all lanes of one warp; all get the same answer.
     """
     ctas = cute.arch.grid_dim()[0]
-    following = number + ctas
-    if cutlass.const_expr(counter is not None):
-        if schedule.count > ctas:  # else there is nothing to hand out, and the counter was not reset
-            taken = Int32(0)
-            if cute.arch.lane_idx() == 0:
-                taken = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
-            following = ctas + cute.arch.shuffle_sync(taken, 0)
-    return following
+    number = schedule.count
+    if number > ctas:  # else there is nothing to hand out, and the counter was not reset
+        taken = Int32(0)
+        if cute.arch.lane_idx() == 0:
+            taken = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        number = ctas + cute.arch.shuffle_sync(taken, 0)
+    return number
 
 
 @dataclasses.dataclass(frozen=True)

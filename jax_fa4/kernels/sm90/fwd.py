@@ -67,7 +67,7 @@ class Forward:
         self.spec = spec
         self.plan = plan
         self.short = Forward(spec, plan.short) if plan.short else None
-        scratch = (abi.scratch("next_tile", "int32", (1,)),) if plan.longest_first else ()
+        scratch = (abi.scratch("next_tile", "int32", (1,)),)
         if segments.in_mask(spec.mask):
             scratch += segments.scratch(plan.block_positions, plan.block_k)
         self.buffers = abi.forward_buffers(spec) + scratch
@@ -122,8 +122,7 @@ class Forward:
         section = scheduler.section_heads(plan.longest_first, sharing, kv_bytes, L2_SECTION_BYTES)
         schedule = scheduler.TileSchedule(q_blocks, dims.H // plan.packed_heads, dims.B, section)
         grid = cutlass.min(dims.sm_count, schedule.count)
-        if plan.longest_first:
-            scheduler.launch_reset(schedule, g.next_tile, dims.sm_count, stream)
+        scheduler.launch_reset(schedule, g.next_tile, dims.sm_count, stream)
         if segments.in_mask(self.spec.mask):
             segments.launch_bounds(g, dims, plan.block_positions, plan.block_k, stream)
         self.kernel(

@@ -37,7 +37,6 @@ def run(kernel, loads, shared, g, dims, schedule):
     waiting = Values(Int32(0), Int32(0), Int32(-1))
     while number < schedule.count:
         tile = schedule.tile(number)
-        number = scheduler.next_number(schedule, number, g.next_tile if plan.longest_first else None)
         geometry = sequence.geometry(spec, g, dims, tile.batch)
         blocks, masked_steps, full_steps = _blocks(kernel, g, tile, geometry)
         queue_state = scheduler.announce(shared.work, queue_state, scheduler.Work(tile, masked_steps, full_steps))
@@ -54,6 +53,7 @@ def run(kernel, loads, shared, g, dims, schedule):
             block, cursor = _next(blocks, cursor)
             k_state = _load_keys(k, k_state, block, shared.blocks)
             v_state = _load(v, v_state, previous)
+        number = scheduler.next_number(schedule, g.next_tile)
         waiting = Values(kv_head, tile.batch, block)
     v_state = _load(_values(kernel, loads, shared, waiting), v_state, waiting.block)
     queue_state = scheduler.announce(shared.work, queue_state, scheduler.end_of_work())
