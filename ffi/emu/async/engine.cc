@@ -22,9 +22,11 @@ Span Operation::due(Timing& timing) const { return {timing.now, timing.now}; }
 
 Span Engine::draw(Cluster& cluster, const Operation& operation, uint64_t now) {
   if (cluster.timing) return operation.due(*cluster.timing);
-  // A seed makes some instructions laggards: what they start happens only when nothing else in the cluster can. A missing
-  // wait far from its operation would hardly show otherwise, for others give the operation time.
-  if (Random(seed_, static_cast<uint64_t>(operation.line)).below(4) == 0) return {now, kLast};
+  if (lateness_.holds()) {
+    if (lateness_.holds(operation.kind(), operation.line)) return {now, kLast};
+    return {now, random_.below(4) ? now : now + 1 + random_.below(200)};
+  }
+  if (lateness_.lags(operation.line)) return {now, kLast};
   switch (random_.below(8)) {
     case 0:
     case 1:

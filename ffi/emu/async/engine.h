@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "async/lateness.h"
 #include "core/random.h"
 
 namespace emu {
@@ -26,7 +27,6 @@ struct Span {
 
 // What an operation is, for a trace.
 struct OperationNote {
-  const char* kind = "other";
   std::string what;      // more of it: the shape of a product
   uint32_t address = 0;  // the barrier that it reports to; of a product or access, where in tensor memory
   uint64_t amount = 0;   // bytes, or floating-point operations
@@ -41,6 +41,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual bool ready() const { return true; }
   // In a timed run (machine/timing.h), about the next step. Asked when the operation is issued and after each step.
   virtual Span due(Timing& timing) const;
+  virtual OperationKind kind() const { return OperationKind::kOther; }
   virtual OperationNote note() const { return {}; }
   int line = 0;           // PTX
   size_t traced = SIZE_MAX;  // its event in the trace
@@ -51,7 +52,7 @@ using OperationPtr = std::shared_ptr<Operation>;
 class Engine {
  public:
   static constexpr int kQueues = 256;
-  explicit Engine(uint64_t seed = 0, uint64_t stream = 0) : random_(seed, stream), seed_(seed) {}
+  Engine(uint64_t seed, uint64_t stream, Lateness lateness) : random_(seed, stream), lateness_(lateness) {}
 
   // `queue`: operations of one queue (0 and up) are made in order, each wholly before the next; -1: independent.
   void issue(Cluster&, OperationPtr, int queue, uint64_t now);
@@ -64,6 +65,7 @@ class Engine {
   void refresh();  // to be called when an operation may have become ready
   bool empty() const { return pending_.empty(); }
   size_t size() const { return pending_.size(); }
+  const Lateness& lateness() const { return lateness_; }
   uint64_t next_due() const { return next_due_; }
 
  private:
@@ -78,7 +80,7 @@ class Engine {
   bool step(Cluster&, size_t index, uint64_t now);  // true when the operation is gone
 
   Random random_;
-  uint64_t seed_;
+  const Lateness lateness_;
   std::vector<Pending> pending_;
   uint64_t next_due_ = kLate;
 };

@@ -123,10 +123,29 @@ class Decoder {
     return found->second;
   }
 
+  // A move may follow the operation in flight that writes its source (Warp::follow): the source keeps its place as long as
+  // the destination does.
+  void prolong_moved(std::vector<LiveRange>& ranges) const {
+    std::vector<bool> in_flight(ranges.size());
+    const auto any_read = [&](size_t i) {
+      return std::any_of(flow_[i].reads.begin(), flow_[i].reads.end(), [&](uint32_t r) { return in_flight[r]; });
+    };
+    const std::vector<Inst>& code = program_->code;
+    for (size_t i = 0; i < code.size(); ++i)
+      if (code[i].chains || code[i].unit == Unit::kTensorMemoryLoad || (code[i].moves && any_read(i)))
+        for (uint32_t r : flow_[i].writes) in_flight[r] = true;
+    for (size_t i = code.size(); i-- > 0;)
+      if (code[i].moves)
+        for (uint32_t r : flow_[i].reads)
+          if (in_flight[r])
+            for (uint32_t w : flow_[i].writes) ranges[r].end = std::max(ranges[r].end, ranges[w].end);
+  }
+
   // Linear scan: registers whose intervals do not meet share a place.
   void allocate(const Flow& flow) {
     const uint32_t count = static_cast<uint32_t>(kernel_.registers.size());
-    const std::vector<LiveRange> ranges = live_ranges(flow_, flow, count);
+    std::vector<LiveRange> ranges = live_ranges(flow_, flow, count);
+    prolong_moved(ranges);
     std::vector<uint32_t> order;
     for (uint32_t r = 0; r < count; ++r)
       if (ranges[r].begin <= ranges[r].end) order.push_back(r);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "async/lateness.h"
 #include "core/lanes.h"
 
 namespace emu {
@@ -101,6 +102,7 @@ struct Program {
   std::vector<uint16_t> touched;      // register units (128 bytes each) that instructions read or write
   std::vector<Slot> touched_predicates;
   bool has_wgmma = false, has_tensor_loads = false;
+  OperationKinds operations;          // that its instructions start
   std::vector<uint32_t> named;        // where it has them: registers of the text that instructions read or write
   uint32_t register_count = 0;        // of the text
   std::vector<SpecialUse> specials;

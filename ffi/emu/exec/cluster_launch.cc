@@ -12,7 +12,7 @@ class TryCancel final : public Operation {
  public:
   uint32_t response = 0, barrier = 0;
   bool multicast = false;
-  OperationNote note() const override { return {"other", "clusterlaunchcontrol", barrier, 0}; }
+  OperationNote note() const override { return {"clusterlaunchcontrol", barrier, 0}; }
   // The answer comes from far away: modelled as a load from global memory.
   Span due(Timing& timing) const override { return {timing.now, timing.global_answer()}; }
   bool step(Cluster& cluster) override {
@@ -85,6 +85,7 @@ void decode_cluster_launch(Builder& b) {
     f.response = make_address(b, b.operand(0));
     f.barrier = make_address(b, b.operand(1));
     b.inst.execute = execute_try_cancel;
+    b.program.operations.add(OperationKind::kOther);
     return b.finish_modifiers();
   }
   if (!b.take("query_cancel")) b.refuse("the form is not known here");

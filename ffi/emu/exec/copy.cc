@@ -250,6 +250,7 @@ void decode_lane_copy(Builder& b) {
   if (rest == 4) f.source_bytes = b.source(3, Type::kB32);
   if (hint) b.source(rest, Type::kB64);
   b.inst.execute = execute_lane_copy;
+  b.program.operations.add(OperationKind::kLoad);
   b.finish_modifiers();
 }
 
@@ -351,6 +352,7 @@ void decode_bulk(Builder& b, bool reduce) {
   if (f.multicast) f.mask = b.source(at++, Type::kB16);
   if (hint) b.source(at, Type::kB64);
   b.inst.execute = execute_bulk;
+  b.program.operations.add(f.to_shared ? OperationKind::kLoad : reduce ? OperationKind::kReduce : OperationKind::kStore);
   b.finish_modifiers();
 }
 

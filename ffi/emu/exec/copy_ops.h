@@ -23,7 +23,8 @@ class LoadOperation : public Operation {
   Span due(Timing& timing) const override {
     return written_ ? Span{timing.now, timing.now} : timing.copy_done(destinations[0].shared >> 24, bytes);
   }
-  OperationNote note() const override { return {"load", {}, destinations[0].barrier, bytes}; }
+  OperationKind kind() const override { return OperationKind::kLoad; }
+  OperationNote note() const override { return {{}, destinations[0].barrier, bytes}; }
   bool step(Cluster& cluster) override {
     if (!written_) {
       write(cluster);
@@ -69,7 +70,8 @@ class StoreOperation : public Operation {
   Span due(Timing& timing) const override {
     return stage_ == kRead ? timing.store_read(source_cta->rank, size()) : Span{timing.now, timing.now + 500};
   }
-  OperationNote note() const override { return {needs_turn() ? "reduce" : "store", {}, 0, size()}; }
+  OperationKind kind() const override { return needs_turn() ? OperationKind::kReduce : OperationKind::kStore; }
+  OperationNote note() const override { return {{}, 0, size()}; }
   bool step(Cluster& cluster) override;
 
  protected:
@@ -126,7 +128,8 @@ class LaneCopy final : public Operation {
   uint32_t bytes = 0;
   std::vector<Lane> lanes;
   Span due(Timing& timing) const override { return {timing.now, timing.now + 600}; }
-  OperationNote note() const override { return {"load", "cp.async", 0, bytes * lanes.size()}; }
+  OperationKind kind() const override { return OperationKind::kLoad; }
+  OperationNote note() const override { return {"cp.async", 0, bytes * lanes.size()}; }
   bool step(Cluster&) override;
 };
 

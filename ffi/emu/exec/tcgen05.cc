@@ -160,6 +160,7 @@ void decode_access(Builder& b) {
   b.inst.aligned = true;
   b.inst.execute = execute_access<kStore>;
   b.inst.unit = kStore ? Unit::kTensorMemoryStore : Unit::kTensorMemoryLoad;
+  b.program.operations.add(kStore ? OperationKind::kTensorStore : OperationKind::kTensorLoad);
   b.finish_modifiers();
 }
 
@@ -276,6 +277,7 @@ void decode_mma(Builder& b) {
   accumulate.negated = false;
   f.accumulate = b.source(accumulate, 1);
   b.inst.execute = execute_mma;
+  b.program.operations.add(OperationKind::kMma);
   b.inst.unit = Unit::kTensor;
   b.finish_modifiers();
 }
@@ -312,6 +314,7 @@ void decode_cp(Builder& b) {
   f.address = make_address(b, b.operand(0));
   f.descriptor = b.source(1, Type::kB64);
   b.inst.execute = execute_cp;
+  b.program.operations.add(OperationKind::kTensorCopy);
   b.inst.unit = Unit::kTensor;
   b.finish_modifiers();
 }
@@ -355,6 +358,7 @@ void decode_commit(Builder& b) {
   f.barrier = make_address(b, b.operand(0));
   if (multicast) f.mask = b.source(1, Type::kB16);
   b.inst.execute = execute_commit;
+  b.program.operations.add(OperationKind::kCommit);
   b.inst.unit = Unit::kTensor;
   b.finish_modifiers();
 }

@@ -33,7 +33,8 @@ class TensorLoad final : public Operation {
  public:
   TensorLoad(const TmemAccess& access, Warp& warp, const std::vector<Slot>& slots) : access_(access), warp_(warp), slots_(slots) {}
   std::shared_ptr<TensorAccess> order;
-  OperationNote note() const override { return {"tensor_load", {}, access_.address, slots_.size() * 128}; }
+  OperationKind kind() const override { return OperationKind::kTensorLoad; }
+  OperationNote note() const override { return {{}, access_.address, slots_.size() * 128}; }
   bool step(Cluster& cluster) override {
     const OrderScope scope(cluster, order);
     uint32_t unused[kLanes];
@@ -60,7 +61,8 @@ class TensorStore final : public Operation {
   std::vector<Lanes32> values;
   OperationPtr previous;  // stores of a warp happen in order
   bool ready() const override { return !previous || previous->finished; }
-  OperationNote note() const override { return {"tensor_store", {}, access_.address, values.size() * 128}; }
+  OperationKind kind() const override { return OperationKind::kTensorStore; }
+  OperationNote note() const override { return {{}, access_.address, values.size() * 128}; }
   bool step(Cluster& cluster) override {
     const OrderScope scope(cluster, order);
     const uint32_t* registers[256];
@@ -89,9 +91,10 @@ class TensorMma final : public Operation {
     const uint64_t shared_bytes = ((mma.a_in_tensor_memory ? 0 : m()) + n()) * 32 / mma.cta_group;
     return timing.tensor_done(cta, mma.cta_group, 2 * m() * n() * k(), shared_bytes);
   }
+  OperationKind kind() const override { return OperationKind::kMma; }
   OperationNote note() const override {
     const std::string shape = "m" + std::to_string(m()) + "n" + std::to_string(n()) + "k" + std::to_string(k());
-    return {"mma", shape + (mma.a_in_tensor_memory ? ", A in tensor memory" : ""), mma.d, 2 * m() * n() * k()};
+    return {shape + (mma.a_in_tensor_memory ? ", A in tensor memory" : ""), mma.d, 2 * m() * n() * k()};
   }
   bool step(Cluster& cluster) override {
     const OrderScope scope(cluster, order);
@@ -113,7 +116,8 @@ class TensorCopy final : public Operation {
   Tcgen05Copy copy{};
   std::vector<Cta*> ctas;
   std::shared_ptr<TensorAccess> order;
-  OperationNote note() const override { return {"tensor_copy", {}, copy.address, 0}; }
+  OperationKind kind() const override { return OperationKind::kTensorCopy; }
+  OperationNote note() const override { return {{}, copy.address, 0}; }
   bool step(Cluster& cluster) override {
     const OrderScope scope(cluster, order);
     for (Cta* cta : ctas) tcgen05_cp(copy, cta->shared, cta->tensor_memory());
@@ -127,7 +131,8 @@ class TensorCommit final : public Operation {
   std::vector<uint32_t> barriers;
   uint32_t cta = 0;
   Span due(Timing& timing) const override { return {timing.now, timing.tensor_idle(cta)}; }
-  OperationNote note() const override { return {"commit", {}, barriers[0], barriers.size()}; }
+  OperationKind kind() const override { return OperationKind::kCommit; }
+  OperationNote note() const override { return {{}, barriers[0], barriers.size()}; }
   bool step(Cluster& cluster) override {
     for (uint32_t address : barriers) {
       cluster.judge->check_init(address);

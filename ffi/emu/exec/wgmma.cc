@@ -39,8 +39,9 @@ class WgmmaOperation final : public Operation {
     ++issued_;
   }
   const WgmmaInst& inst() const { return inst_; }
+  OperationKind kind() const override { return OperationKind::kMma; }
   OperationNote note() const override {
-    return {"mma", inst_.shape.substr(6) + (inst_.form.a_in_registers ? ", A in registers" : ""), 0, 2ull * 64 * inst_.form.n * 16};
+    return {inst_.shape.substr(6) + (inst_.form.a_in_registers ? ", A in registers" : ""), 0, 2ull * 64 * inst_.form.n * 16};
   }
   Span due(Timing& timing) const override {
     const uint64_t n = inst_.form.n;
@@ -189,6 +190,7 @@ void decode_mma(Builder& b) {
   f.d = b.destinations(d, 32);
   b.inst.chains = true;
   b.inst.execute = execute_mma;
+  b.program.operations.add(OperationKind::kMma);
 }
 
 void decode_wgmma(Builder& b) {

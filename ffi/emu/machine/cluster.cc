@@ -13,7 +13,10 @@ namespace {
 constexpr std::align_val_t kSharedAlignment{1024};
 constexpr uint64_t kLaggardStream = uint64_t{1} << 62;
 constexpr uint64_t kLag = 100'000;  // instructions that a laggard warp lets others execute before each of its bursts
-constexpr uint64_t kHangInstructions = 40'000'000;  // executed in a cluster while nothing changed that anyone waits for
+// Executed in a cluster while nothing changed that anyone waits for: late operations happen, for warps may be spinning for
+// them; later, a hang.
+constexpr uint64_t kPatience = 200'000;
+constexpr uint64_t kHangInstructions = 40'000'000;
 
 void free_shared(uint8_t* memory) { ::operator delete[](memory, kSharedAlignment); }
 
@@ -55,7 +58,8 @@ TensorMemory& Cta::tensor_memory() {
 
 Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
     : launch(owner), number(cluster_number), index(cluster_index),
-      engine(owner.options.seed, owner.number << 40 | cluster_number << 1 | 1),
+      engine(owner.options.seed, owner.number << 40 | cluster_number << 1 | 1,
+             Lateness(owner.options.seed, owner.program.operations)),
       random_(owner.options.seed, owner.number << 40 | cluster_number << 1) {
   const Dim3 shape = owner.cluster_shape;
   executed.assign(owner.program.code.size(), 0);
@@ -122,8 +126,8 @@ bool Cluster::schedule() {
     else ready[count++] = warp;
   }
   if (count == 0 && starved == 0) return false;
-  // Rather than a starved warp, operations that are late go on: it falls behind them too.
-  if (count == 0 && random_.below(8) != 0 && engine.force(*this)) {
+  // Rather than a starved warp, operations that are late go on: it falls behind them too. Not those that are held back.
+  if (count == 0 && !engine.lateness().holds() && random_.below(8) != 0 && engine.force(*this)) {
     event();
     return true;
   }
@@ -142,9 +146,8 @@ bool Cluster::schedule() {
   const bool watched = random_.below(4) == 0;
   while (burst && !warp->exited()) {
     // Asynchronous operations that fall due within the burst happen in its course.
-    const uint64_t until = engine.next_due() <= now || watched ? now + 1 : std::min(engine.next_due(), now + burst);
     const uint64_t before = now, events = events_;
-    const uint64_t ran = warp->run(std::min(until - now, burst));
+    const uint64_t ran = warp->run(watched ? 1 : burst);
     const bool stalls = watched && events_ != events && random_.below(4) == 0;
     engine.advance(*this, now);
     if (ran == 0 || !warp->runnable()) break;
@@ -209,6 +212,7 @@ Cluster::State Cluster::run() {
   while (true) {
     if (stopped) return state = State::kTurn;
     if (timing ? schedule_timed() : schedule()) {
+      if (!timing && now - last_event_ > kPatience && engine.force(*this)) event();
       if (now - last_event_ > kHangInstructions)
         throw fail("hang: %" PRIu64 " instructions without any progress\n%s", kHangInstructions, describe().c_str());
       continue;

@@ -35,7 +35,7 @@ void Trace::arrived(uint32_t line, const char* what, uint32_t address) {
 
 void Trace::issued(Operation& operation, const Span& span) {
   const OperationNote note = operation.note();
-  TraceEvent issue = event(note.kind, static_cast<uint32_t>(operation.line), now(), now());
+  TraceEvent issue = event(kOperationNames[static_cast<size_t>(operation.kind())], static_cast<uint32_t>(operation.line), now(), now());
   issue.what = note.what;
   issue.address = note.address;
   issue.amount = note.amount;

@@ -15,6 +15,9 @@ constexpr std::align_val_t kCacheLine{64};
 
 void free_aligned(uint8_t* memory) { ::operator delete[](memory, kCacheLine); }
 
+bool meets(const std::vector<uint16_t>& held, const uint16_t* begin, const uint16_t* end) {
+  return std::any_of(begin, end, [&](uint16_t unit) { return std::find(held.begin(), held.end(), unit) != held.end(); });
+}
 
 }  // namespace
 
@@ -174,7 +177,8 @@ uint64_t Warp::loop(uint64_t budget) {
   cluster.judge->set_running(number());
   if (trace) trace->set_running(number());
   uint64_t done = 0;
-  while (done < budget) {
+  // Operations fall due at moments of the cluster, counted in instructions unless the run is timed.
+  while (done < budget && (done == 0 || clock || cluster.now < cluster.engine.next_due())) {
     Fragment& f = fragments_[current_];
     const Inst& in = code[f.pc];
     try {
@@ -192,8 +196,10 @@ uint64_t Warp::loop(uint64_t budget) {
       }
       if (wgmma_registers && m && !in.chains) wgmma_registers->access(in);
       if (load_registers && m) load_registers->access(in);
-      if (!held_.empty() && !interlock(in)) break;
+      const bool follows = !held_.empty() && in.moves && m && follow(in, m);
+      if (!held_.empty() && !follows && !interlock(in)) break;
       ++done;
+      ++cluster.now;
       Fragment& now = fragments_[current_];
       if (taint.any()) taint.follow(*this, in, now.mask, m);
       if (m == 0 && !in.always) {
@@ -206,10 +212,11 @@ uint64_t Warp::loop(uint64_t budget) {
       }
       const uint32_t pc = now.pc;
       if (clock) cluster.timing->issue(cta.rank, index, in, static_cast<uint32_t>(std::popcount(m)));
-      const Status status = in.execute(*this, in, m);
+      const Status status = follows ? Status::kNext : in.execute(*this, in, m);
       if (status == Status::kBlocked) {
         current().retry = true;
         --done;
+        --cluster.now;
         break;
       }
       if (trace) trace->executed(in.line, clock ? clock->time : 0);
@@ -234,7 +241,6 @@ uint64_t Warp::loop(uint64_t budget) {
   }
   // A fragment that used up its budget may be spinning: another one begins the next burst.
   first_ = done == budget && count_ > 1 ? (current_ + 1) % count_ : 0;
-  cta.cluster.now += done;
   return done;
 }
 
@@ -248,7 +254,29 @@ void Warp::hold(const std::vector<Slot>& slots, const OperationPtr& operation) {
 }
 
 void Warp::release(const OperationPtr& operation) {
+  std::vector<std::pair<const Inst*, Mask>> moves;
+  for (Held& held : held_)
+    if (held.operation == operation) moves.insert(moves.end(), held.moves.begin(), held.moves.end());
   std::erase_if(held_, [&](const Held& h) { return h.operation == operation; });
+  for (const auto& [in, lanes] : moves) {
+    if (taint.any()) taint.follow(*this, *in, lanes, lanes);
+    in->execute(*this, *in, lanes);
+  }
+}
+
+bool Warp::follow(const Inst& in, Mask lanes) {
+  const uint16_t* const begin = program_.touched.data() + in.touched;
+  const uint16_t *const writes = begin + in.touched_reads, *const end = begin + in.touched_count;
+  Held* source = nullptr;
+  for (Held& held : held_) {
+    if (!meets(held.units, begin, end)) continue;
+    if (source) return false;  // two operations: wait for them
+    source = &held;
+  }
+  if (!source || !meets(source->units, begin, writes)) return false;
+  source->moves.push_back({&in, lanes});
+  source->units.insert(source->units.end(), begin, end);
+  return true;
 }
 
 bool Warp::interlock(const Inst& in) {
@@ -256,10 +284,7 @@ bool Warp::interlock(const Inst& in) {
   const uint16_t* begin = program_.touched.data() + in.touched;
   const uint16_t* end = begin + in.touched_count;
   for (size_t i = 0; i < held_.size();) {
-    const bool meets = std::any_of(begin, end, [&](uint16_t unit) {
-      return std::find(held_[i].units.begin(), held_[i].units.end(), unit) != held_[i].units.end();
-    });
-    if (!meets) {
+    if (!meets(held_[i].units, begin, end)) {
       ++i;
       continue;
     }

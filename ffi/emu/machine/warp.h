@@ -118,7 +118,8 @@ class Warp {
     return address >= base && address - base < size && bytes <= size - (address - base);
   }
 
-  // Registers that an operation in flight will read or write: whoever touches them waits for it.
+  // Registers that an operation in flight will read or write: whoever touches them waits for it. But a move from one of them
+  // follows the operation, as it does where the assembler gives both its ends one register.
   void hold(const std::vector<Slot>& slots, const OperationPtr& operation);
   void release(const OperationPtr& operation);
 
@@ -153,12 +154,14 @@ class Warp {
   struct Held {
     OperationPtr operation;
     std::vector<uint16_t> units;
+    std::vector<std::pair<const Inst*, Mask>> moves;  // to be made when it is done
   };
   int pick();                       // a fragment that can go on, -1: none
   bool awake(Fragment&);
   bool arrive_at_join(int fragment);  // false: the fragment is gone (its lanes wait)
   bool converge(int fragment, uint32_t pc);  // aligned instruction: false when it must wait for other lanes
   bool interlock(const Inst&);      // false: sleeps until an operation that holds a register is done
+  bool follow(const Inst&, Mask);   // true: a move, and put off until the operation that holds its source is done
   void remove(int fragment);
   int32_t new_node(uint32_t pc, int32_t parent, Mask expected);
   void check_node(int32_t node);
