@@ -75,15 +75,18 @@ class Backward:
         self, spec: AttentionSpec, operands: Operands, lse: jax.Array, delta: jax.Array, do: jax.Array
     ) -> Gradients:
         call = Call(self.ring, spec, operands, self.step)
-        own = call.backward_in_two(lse, delta, do) if _comes_home(self.ring) else None
+        own = call.backward_in_halves(lse, delta, do) if _whole_blocks_come_home(self.ring) else None
         work = Pass(call.backward(lse, delta, do), self.send, own)
         (dq, dscore_operands), (dk, dv) = sweep(self.ring.levels, _own_block(operands), None, work)
         return Gradients(dq, dk, dv, None, dscore_operands)
 
 
-def _comes_home(ring: Ring) -> bool:
-    """Whether gradients come home after the last visit, with nothing but a visit of the own block to hide them."""
-    return len(ring.levels) == 1 and any(chain.final for chain in ring.levels[0].chains)
+def _whole_blocks_come_home(ring: Ring) -> bool:
+    """Whether gradients of whole blocks come home after the last visit, for which there is work to be kept."""
+    if len(ring.levels) != 1:
+        return False
+    chains = ring.levels[0].chains
+    return any(chain.final for chain in chains) and all(chain.cut is None for chain in chains)
 
 
 def _own_block(operands: Operands) -> Block:

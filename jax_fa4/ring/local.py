@@ -17,7 +17,7 @@ from ..scores import ScoreMap, SoftCap
 from ..spec import AttentionSpec
 from .merge import merge
 from .schedule import Cut, Level
-from .sweep import Visit
+from .sweep import Halves, Visit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +68,6 @@ class Block(NamedTuple):
     k: jax.Array
     v: jax.Array
     segment_ids: jax.Array | None
-
-
-class Heads(NamedTuple):
-    """Some of the KV heads, and the query heads that share them."""
-
-    kv: slice
-    q: slice
 
 
 class Part(NamedTuple):
@@ -184,36 +177,25 @@ class Call(NamedTuple):
 
         return visit
 
-    def backward_in_two(self, lse: jax.Array, delta: jax.Array, do: jax.Array) -> tuple[Visit, Visit] | None:
-        """`backward` of the first half of the heads, and of the others; None where heads cannot be taken apart."""
+    def backward_in_halves(self, lse: jax.Array, delta: jax.Array, do: jax.Array) -> Halves | None:
+        """`backward` of half of the heads, and of the others; None where heads cannot be taken apart."""
         kv_heads, group = self.operands.k.shape[2], self.spec.group
-        knows_head = any(isinstance(part, Predicate | MaskArray) for part in self.spec.mask.parts) or any(
+        head_matters = any(isinstance(part, Predicate | MaskArray) for part in self.spec.mask.parts) or any(
             not isinstance(mod, SoftCap) for mod in self.spec.score_mods
         )
-        if knows_head or kv_heads < 2:
+        if head_matters or kv_heads < 2:
             return None
-        half = kv_heads // 2
-        first, rest = (
-            self._backward_of(Heads(slice(a, b), slice(a * group, b * group)), lse, delta, do)
-            for a, b in ((0, half), (half, kv_heads))
-        )
-        return first, rest
 
-    def _backward_of(self, heads: Heads, lse: jax.Array, delta: jax.Array, do: jax.Array) -> Visit:
-        """`backward` of some heads; what it leaves for the others is 0."""
-        part = self._replace(operands=dataclasses.replace(self.operands, q=self.operands.q[:, :, heads.q]))
-        visit = part.backward(lse[:, heads.q], delta[:, heads.q], do[:, :, heads.q])
+        def visit(start: int, stop: int) -> Visit:
+            heads, kv = slice(start * group, stop * group), slice(start, stop)
+            call = self._replace(operands=dataclasses.replace(self.operands, q=self.operands.q[:, :, heads]))
+            of_heads = call.backward(lse[:, heads], delta[:, heads], do[:, :, heads])
+            return lambda block, *rest: of_heads(block._replace(k=block.k[:, :, kv], v=block.v[:, :, kv]), *rest)
 
-        def of_heads(block: Block, state: Any, shifts: tuple[Any, ...]) -> tuple:
-            some = block._replace(k=block.k[:, :, heads.kv], v=block.v[:, :, heads.kv])
-            (dq, dscores), (dk, dv) = visit(some, None, shifts)
-            if state is None:
-                state = _among(dq, heads.q, self.operands.q.shape[2]), dscores
-            else:
-                state = state[0].at[:, :, heads.q].add(dq), state[1]
-            return state, tuple(_among(x, heads.kv, block.k.shape[2]) for x in (dk, dv))
+        def join(first: Any, rest: Any) -> Any:
+            return jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), first, rest)
 
-        return of_heads
+        return Halves(visit(0, kv_heads // 2), visit(kv_heads // 2, kv_heads), join)
 
     def _parts(self, shifts: tuple[Any, ...]) -> list[Part]:
         cut = self.ring.cut(shifts)
@@ -286,11 +268,6 @@ class Call(NamedTuple):
         shape = list(chunk.shape)
         shape[axis] *= self.ring.layout.chunks
         return jnp.full(shape, value, chunk.dtype)
-
-
-def _among(some: jax.Array, heads: slice, count: int) -> jax.Array:
-    """Zeros [B, S, count, D] but for the given heads."""
-    return jnp.pad(some, ((0, 0), (0, 0), (heads.start, count - heads.stop), (0, 0)))
 
 
 def _local_lengths(lengths: jax.Array | None, affine: tuple, rows: int) -> jax.Array | None:

@@ -24,13 +24,26 @@ Send = Callable[[Any, str, Pairs], Any]
 """send(tree, axis, pairs) -> what arrives; see `transfer`."""
 
 
+class Halves(NamedTuple):
+    """The visit of a device's own block in two: `first` before all others, `rest` after them.
+
+    `join` makes (state, what is left) of the two results.
+    """
+
+    first: Visit
+    rest: Visit
+    join: Callable[[Any, Any], tuple[Any, Any]]
+
+
 class Pass(NamedTuple):
-    """What a sweep does at each block, and how it moves them."""
+    """What a sweep does at each block, and how it moves them.
+
+    `own` replaces the visit of the device's own block; for rings of one level that visit other blocks.
+    """
 
     visit: Visit
     send: Send
-    own: tuple[Visit, Visit] | None = None
-    """The visit of a device's own block in two, before all others and after them (in rings of one level)."""
+    own: Halves | None = None
 
 
 def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts: tuple[Any, ...] = ()) -> tuple:
@@ -58,7 +71,12 @@ def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts:
         return sweep(inner, block, state, work, (*shifts, shift))
 
     arriving = first_hop(level.chains[0]) if level.chains else None
-    state, home = work.own[0](block, state, (0,)) if work.own else step(block, state, 0)
+    first, home = None, None
+    if work.own:
+        # The barrier keeps this visit, of which nothing is used before the end, beside the first hop.
+        arriving, first = lax.optimization_barrier((arriving, work.own.first(block, None, (0,))))
+    else:
+        state, home = step(block, state, 0)
     for chain, following in zip(level.chains, (*level.chains[1:], None), strict=False):
         # A second chain sets out beside the last visit of the first: one transfer at a time.
         leave = functools.partial(first_hop, following) if following else lambda: None
@@ -66,16 +84,11 @@ def sweep(levels: tuple[Level, ...], block: Any, state: Any, work: Pass, shifts:
         arriving, state, home, left = travel.run(arriving, state, home)
         arrived = travel.go_home(left, chain.final)
         if work.own and not following:
-            # XLA would do this visit first, as it needs nothing of the others.
+            # Without the barrier XLA would visit the rest first, as it needs nothing of the others.
             own, state, _ = lax.optimization_barrier((block, state, left))
-            state, home = _plus(work.own[1](own, state, (0,)), home)
+            state, home = _add((state, home), work.own.join(first, work.own.rest(own, None, (0,))))
         home = travel.add(home, arrived)
     return state, home
-
-
-def _plus(visited: tuple, home: Any) -> tuple:
-    state, left = visited
-    return state, _add(home, left)
 
 
 class _Travel(NamedTuple):
@@ -143,4 +156,5 @@ def _add_rows(whole: Any, part: Any, rows: range) -> Any:
 
 
 def _add(a: Any, b: Any) -> Any:
-    return jax.tree.map(jnp.add, a, b)
+    """The sum of two trees; None is nothing yet."""
+    return jax.tree.map(lambda x, y: y if x is None else jnp.add(x, y), a, b, is_leaf=lambda x: x is None)
