@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.memory import SmemAllocator
 from cutlass.pipeline import MbarrierArray, PipelineAsync, PipelineOp, PipelineState, PipelineTmaAsync, PipelineTmaUmma
@@ -30,20 +31,35 @@ LEADER = 0
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """A tile that the load role fills for every step. Where `uses` tiles share a ring they take turns; `own`: this one
-    is not another product's as well."""
+    """What the load role brings for every step, in `parts` buffers each; there are buffers for so many `tiles`.
+
+    Where two tiles share buffers they take turns, `turn` 0 and 1 of 2 `uses`, in the order in which the products read
+    them: that may `swap` the second of a step with the first of the next. `own`: it is not another product's as well.
+    """
 
     ring: PipelineTmaUmma
-    stages: int
+    tiles: int
+    parts: int = 1
     uses: int = 1
     turn: int = 0
+    swap: bool = False
     own: bool = True
 
-    def full(self, number: Int32) -> PipelineState:
-        return pipelines.buffer(number * self.uses + self.turn, self.stages)
+    def full(self, number: Int32, part: int = 0, at_end=False) -> PipelineState:
+        """Where a consumer of step `number` stands; `at_end`: at a tile's begin or end, with nothing to swap with."""
+        return self._buffer(part, pipelines.buffer(self._use(number, at_end), self.tiles))
 
-    def empty(self, number: Int32) -> PipelineState:
-        return pipelines.free_buffer(number * self.uses + self.turn, self.stages)
+    def empty(self, number: Int32, part: int = 0, at_end=False) -> PipelineState:
+        return self._buffer(part, pipelines.free_buffer(self._use(number, at_end), self.tiles))
+
+    def _use(self, number: Int32, at_end) -> Int32:
+        use = number * self.uses + self.turn
+        if self.swap:
+            use += Int32(cutlass.select_(Boolean(at_end), Int32(0), Int32(1 if self.turn else -1)))
+        return use
+
+    def _buffer(self, part: int, tile: PipelineState) -> PipelineState:
+        return PipelineState(self.tiles * self.parts, tile.count, tile.index * self.parts + part, tile.phase)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,17 +116,18 @@ class Pipes:
         for name, tile in plan.tiles.items():
             if name in COMPUTED:
                 continue
-            other = plan.aliases.get(name)
-            if other:
-                feeds[other] = dataclasses.replace(feeds[other], uses=2)
-                feeds[name] = dataclasses.replace(feeds[other], turn=1)
+            if name in plan.aliases:
+                feeds[name] = dataclasses.replace(feeds[plan.aliases[name]], turn=1)
                 continue
             ring = PipelineTmaUmma.create(
                 barrier_storage=take(2 * tile.stages), num_stages=tile.stages, producer_group=threads(1),
                 consumer_group=threads(1), tx_count=plan.ctas * tile.stage_bytes, cta_layout_vmnk=cluster,
                 defer_sync=True,
             )  # fmt: skip
-            feeds[name] = Feed(ring, tile.stages)
+            shared = name in plan.aliases.values()
+            # Q's columns are for dS of the step before, whose products come after S; dO's for dV, which follows dP.
+            parts, uses = plan.parts(name), 2 if shared else 1
+            feeds[name] = Feed(ring, tile.stages // parts, parts, uses, swap=shared and name == "q")
         for name in ("q", "k", "do"):
             feeds.setdefault(f"{name}_columns", dataclasses.replace(feeds[name], own=False))
 

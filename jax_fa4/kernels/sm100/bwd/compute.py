@@ -23,7 +23,7 @@ from jax_fa4.kernels.sm100.bwd import epilogue, pair
 from jax_fa4.kernels.sm100.bwd.barriers import LANES_BARRIER, phase, phase_before, report
 from jax_fa4.kernels.sm100.bwd.context import Context
 from jax_fa4.kernels.sm100.bwd.memory import load_columns, store_columns
-from jax_fa4.kernels.sm100.bwd.plan import BLOCK, BackwardPlan, DqOver
+from jax_fa4.kernels.sm100.bwd.plan import BLOCK, BackwardPlan
 from jax_fa4.kernels.sm100.context import finish_tmem_stores, tmem_fence
 from jax_fa4.kernels.sm100.softmax import exp2_on_fma
 
@@ -115,7 +115,7 @@ def _step(context: Context, place: Place, step: Step):
     statistics = buffer(step.number, plan.statistic_stages)
     first = place.group * (parts * PART)
     pipes.statistics.consumer_wait(statistics)
-    ahead = _reads_ahead(context.spec, plan)
+    ahead = _reads_ahead(context.spec)
     lse = _statistic(context.shared.lse, statistics.index, place, 0) if cutlass.const_expr(ahead) else None
     words = _kept(context, place, step)
     pipes.scores_full.wait(0, phase(step.number))
@@ -124,8 +124,7 @@ def _step(context: Context, place: Place, step: Step):
     p = cute.make_tensor(scores.iterator, cute.make_layout((PART, parts)))
     if cutlass.const_expr(tmem.p_packed):
         tmem_fence("before")
-        if cutlass.const_expr(tmem.dq_over is DqOver.SCORES):
-            report(plan, pipes.scores_read)
+        report(plan, pipes.scores_read)
         _meet(place)
         tmem_fence("after")
     for part in cutlass.range_constexpr(parts):
@@ -145,9 +144,12 @@ def _step(context: Context, place: Place, step: Step):
         softmax.convert_pairs(dp, ds)
         if cutlass.const_expr(not plan.narrow):
             store_columns(context.tmem, ds, tmem.dp + first + part * (PART // 2), place.lane)
-        if cutlass.const_expr(part == 0 and plan.paired and not plan.serial):
+        if cutlass.const_expr(part == 0 and plan.paired):
             pipes.dq_full.wait(0, phase_before(step.number))  # dS of the step before has been read
         _store(_row(context, place, _ds_address(context, place)), place, part, ds)
+        if cutlass.const_expr(plan.narrow):
+            if place.panel == context.rank:  # for the own dQ as well
+                _store(_row(context, place, _panel(context.shared.ds, plan, context.rank)), place, part, ds)
     _finish_stores(plan)
     if cutlass.const_expr(not plan.narrow):
         cute.arch.fence_view_async_shared()
@@ -166,9 +168,9 @@ def _finish_stores(plan: BackwardPlan) -> None:
         finish_tmem_stores()
 
 
-def _reads_ahead(spec, plan: BackwardPlan) -> bool:
+def _reads_ahead(spec) -> bool:
     """Whether registers suffice to read LSE before S, and delta before dP is there."""
-    return masks.is_interval(spec.mask) and not spec.score_mods and not plan.serial
+    return masks.is_interval(spec.mask) and not spec.score_mods
 
 
 def _meet(place: Place) -> None:
@@ -308,18 +310,18 @@ def _store(row, place: Place, part: int, values: cute.Tensor) -> None:
 
 @cute.jit
 def _exchange(context: Context, place: Place):
-    """Sends dS of a warp's 32 keys to the CTA whose dQ needs it: in a narrow pair also to this one."""
+    """Sends dS of a warp's 32 keys, or half of them, to the other CTA if its dQ needs it."""
     plan, shared, rank = context.plan, context.shared, context.rank
-    target_rank, sends = 1 - rank, place.panel != rank
-    if cutlass.const_expr(plan.narrow):
-        _meet(place)  # a row's queries come from both warpgroups
-        target_rank, sends = place.panel, place.group == 0
-    else:
-        cute.arch.sync_warp()
-    if sends:
-        warp_bytes = 32 * PANEL * 2
-        first = place.key // 32 * warp_bytes
-        source = _panel(shared.ds_out, plan, place.panel if plan.narrow else 0) + first
-        target = _panel(shared.ds, plan, rank) + first
-        with cute.arch.elect_one():
-            pair.send(source, target, context.pipes.exchange.get_barrier(0), warp_bytes, target_rank)
+    cute.arch.sync_warp()
+    if place.panel != rank:
+        sends = True
+        if cutlass.const_expr(plan.narrow):
+            _meet(place)  # a row's queries come from both warpgroups
+            sends = place.group == 0
+        if sends:
+            warp_bytes = 32 * PANEL * 2
+            first = place.key // 32 * warp_bytes
+            source = _panel(shared.ds_out, plan, place.panel if plan.narrow else 0) + first
+            target = _panel(shared.ds, plan, rank) + first
+            with cute.arch.elect_one():
+                pair.send(source, target, context.pipes.exchange.get_barrier(0), warp_bytes, 1 - rank)

@@ -77,19 +77,23 @@ class Rows:
     batch: Int32
 
 
-def _fetch(context: Context, sources: Sources, name: str, number: Int32, rows: Rows) -> None:
-    """Loads the `number`th of a tile when its buffer is free: of a pair's, this CTA's half of the rows or columns."""
+def _fetch(context: Context, sources: Sources, name: str, number: Int32, rows: Rows, at_end=False) -> None:
+    """Loads the `number`th of a tile, part by part as buffers are free: of a pair's, this CTA's rows or columns.
+
+    `at_end`: see `barriers.Feed`.
+    """
     plan, feed = context.plan, getattr(context.pipes, name)
-    matrix, shared, tile = getattr(sources, name), getattr(context.shared, name), context.plan.tiles[name]
-    place = (rows.block, 0)
-    if plan.paired:
-        by_columns = name.endswith("_columns")
-        place = (rows.block, context.rank) if by_columns else (rows.block * plan.ctas + context.rank, 0)
-    source = cute.local_tile(matrix.rows[None, None, rows.head, rows.batch], (tile.rows, tile.columns), place)
-    target, source = copies.tma_partition(matrix.atom, shared, source)
-    state = feed.empty(number)
-    feed.ring.producer_acquire(state)
-    cute.copy(matrix.atom, source, target[None, state.index], tma_bar_ptr=feed.ring.producer_get_barrier(state))
+    matrix, shared, tile = getattr(sources, name), getattr(context.shared, name), plan.tiles[name]
+    for part in range(feed.parts):
+        if name.endswith("_columns"):
+            place = (rows.block * feed.parts + part, context.rank)
+        else:
+            place = (rows.block * plan.ctas + context.rank, part)
+        source = cute.local_tile(matrix.rows[None, None, rows.head, rows.batch], (tile.rows, tile.columns), place)
+        target, source = copies.tma_partition(matrix.atom, shared, source)
+        state = feed.empty(number, part, at_end)
+        feed.ring.producer_acquire(state)
+        cute.copy(matrix.atom, source, target[None, state.index], tma_bar_ptr=feed.ring.producer_get_barrier(state))
 
 
 def _fetch_statistics(context: Context, sources: Sources, number: Int32, rows: Rows) -> None:
@@ -134,29 +138,31 @@ def _tile(context: Context, sources: Sources, work, tiles_done: Int32, steps_don
     if count > 0:
         place = key_tiles.first(steps, tile.head * group)
     # Where the products of a step's dS come after S of the next step, so do the loads.
-    late = plan.paired and not plan.serial
+    late = plan.paired
     last_block, last_head = place.block, place.head
     for i in cutlass.range(count, unroll=1):
         step, rows = steps_done + i, Rows(place.block, place.head, tile.batch)
-        keys = Rows(tile.block, tile.head, tile.batch)
+        before, keys = Rows(last_block, last_head, tile.batch), Rows(tile.block, tile.head, tile.batch)
         if i == 0:
             _fetch(context, sources, "k", tiles_done, keys)
-        _fetch(context, sources, "q", step, rows)
+        _fetch(context, sources, "q", step, rows, at_end=i == 0)
         _fetch_statistics(context, sources, step, rows)
         if i == 0:
             _fetch(context, sources, "v", tiles_done, keys)
-        if cutlass.const_expr(late):
+        if cutlass.const_expr(late and not plan.narrow):
             if i > 0:
-                _fetch(context, sources, "q_columns", step - 1, Rows(last_block, last_head, tile.batch))
+                _fetch(context, sources, "q_columns", step - 1, before)
         _fetch(context, sources, "do", step, rows)
-        if cutlass.const_expr(plan.paired):
+        if cutlass.const_expr(late):
             if i == 0:
                 _fetch(context, sources, "k_columns", tiles_done, keys)
-            if cutlass.const_expr(not late):
-                _fetch(context, sources, "q_columns", step, rows)
+            if cutlass.const_expr(plan.narrow):
+                if i > 0:
+                    _fetch(context, sources, "q_columns", step - 1, before)
             _fetch(context, sources, "do_columns", step, rows)
         last_block, last_head = place.block, place.head
         place = key_tiles.following(steps, place)
     if cutlass.const_expr(late):
         if count > 0:
-            _fetch(context, sources, "q_columns", steps_done + count - 1, Rows(last_block, last_head, tile.batch))
+            rows = Rows(last_block, last_head, tile.batch)
+            _fetch(context, sources, "q_columns", steps_done + count - 1, rows, at_end=True)

@@ -1,15 +1,16 @@
 """The mma role: one warp issues all five products of every step; in a pair the leader's, for both CTAs.
 
-    pipelined                            paired                              serial
-    S(j + 1) = K Q^T                     S(j + 1)                            S(j)
-    dK += dS^T Q(j)                      dK, of dS(j)                        dP(j)
-    dQ(j) = dS K                         dP(j + 1)                           dV, of P(j)
-    dV += P^T dO(j + 1)                  dQ(j): dS has come from both        dK, of dS(j)
-    dP(j + 1) = V dO^T                   dV, of P(j + 1)                     dQ(j)
+    one CTA                 pair                              narrow pair
+    S(j + 1) = K Q^T        S(j + 1)                          S(j + 1)
+    dK += dS^T Q(j)         dK, of dS(j)                      dP(j + 1)
+    dQ(j) = dS K            dP(j + 1)                         dK, of dS(j)
+    dV += P^T dO(j + 1)     dQ(j): dS has come from both      dQ(j)
+    dP(j + 1) = V dO^T      dV, of P(j + 1)                   dV, of P(j + 1)
 
-Pipelined, the exponentials of step j + 1 run beside the products of dS(j), and dQ(j) is read beside dV: in timed runs
-of the software GPU 5 % faster than with dP before dV. Paired, dP(j + 1) covers the exchange of dS(j), and dV the
-reading of dQ(j). The serial order is for where tensor memory or shared memory is too small.
+The exponentials of step j + 1 run beside the products of dS(j). Of one CTA, dQ(j) is read beside dV: in timed runs of
+the software GPU 5 % faster than with dP before dV. In a pair dP(j + 1) covers the exchange of dS(j), and dV the reading
+of dQ(j). In a narrow pair Q and its columns share buffers, and so do dO and its: between the two products of either
+comes another, beside which the next are loaded. There dP may overtake dK, as dS lies in shared memory.
 
 Products complete in the order of issue, which is why S needs no wait for P's reader, nor dQ for dS's. What must be
 waited for besides follows from what dQ lies over in tensor memory (`plan.DqOver`).
@@ -27,7 +28,7 @@ from cutlass import Int32
 
 from jax_fa4.kernels.sm100.bwd import context as contexts
 from jax_fa4.kernels.sm100.bwd import pair
-from jax_fa4.kernels.sm100.bwd.barriers import LEADER, complete, phase, phase_before
+from jax_fa4.kernels.sm100.bwd.barriers import LEADER, Feed, complete, phase, phase_before
 from jax_fa4.kernels.sm100.bwd.context import Context
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, DqOver
 from jax_fa4.kernels.sm100.bwd.products import accumulator, multiply
@@ -38,19 +39,34 @@ HALF = BLOCK // 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Operands:
-    """Operands as descriptors (last mode: stage), or addresses in tensor memory (a pair: one for each half)."""
+class Factors:
+    """A product of a step: its operands, as descriptors or as addresses in tensor memory, and where its result lies.
 
-    k: Any
-    q: Any
-    v: Any
-    do: Any
-    dv_p: Any
-    dv_do: Any
-    dk_ds: Any
-    dk_q: Any
-    dq_ds: Any
-    dq_k: Any
+    Attributes:
+      left: K, V, P or dS; P and dS of a pair in tensor memory as two halves.
+      right: what the `feed` brings (last mode: buffer).
+      column: of tensor memory.
+      frees: whether the feed's buffers have no more readers after it.
+    """
+
+    product: cute.TiledMma
+    left: Any
+    right: cute.Tensor
+    feed: Feed
+    column: int
+    frees: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """The products of a step; dQ's operands stay where they are."""
+
+    scores: Factors
+    dp: Factors
+    dv: Factors
+    dk: Factors
+    dq_ds: cute.Tensor
+    dq_k: cute.Tensor
 
     @classmethod
     def make(cls, context: Context) -> Operands:
@@ -61,7 +77,7 @@ class Operands:
 
         def left(product, tensor, depth):
             layout = blackwell.make_smem_layout_a(product, (*product.shape_mnk[:2], depth), dtype, 1)
-            return product.make_fragment_A(view(tensor, layout))
+            return product.make_fragment_A(view(tensor, layout))[None, None, None, 0]
 
         def right(product, tensor, depth, stages=1):
             layout = blackwell.make_smem_layout_b(product, (*product.shape_mnk[:2], depth), dtype, stages)
@@ -69,7 +85,7 @@ class Operands:
 
         def computed(product, tensor, start, distance):
             if plan.narrow:
-                return left(product, tensor, BLOCK)[None, None, None, 0]
+                return left(product, tensor, BLOCK)
             layout = blackwell.make_smem_layout_a(product, (*product.shape_mnk[:2], HALF), dtype, 1)
             place = cute.make_tensor(context.tmem, layout.outer)
             part = product.get_slice(0).make_fragment_A(place)[None, None, None, 0]
@@ -77,15 +93,22 @@ class Operands:
             columns = (start, start + distance)
             return tuple(cute.make_tensor(part.iterator + column * words, part.layout) for column in columns)
 
-        p, s, tmem = products, shared, plan.tmem
+        def factors(product, operand, name, depth, column, frees):
+            feed = getattr(context.pipes, name)
+            brought = right(product, getattr(shared, name), depth // feed.parts, feed.tiles * feed.parts)
+            return Factors(product, operand, brought, feed, column, frees)
+
+        p, s, tmem, pair_frees = products, shared, plan.tmem, plan.paired
         return cls(
-            k=left(p.scores, s.k, plan.tile_d), q=right(p.scores, s.q, plan.tile_d, plan.q_stages),
-            v=left(p.scores, s.v, plan.tile_e), do=right(p.scores, s.do, plan.tile_e, plan.do_stages),
-            dv_p=computed(p.dv, s.p, tmem.scores, tmem.p_distance),
-            dv_do=right(p.dv, s.do_columns, BLOCK, plan.do_stages),
-            dk_ds=computed(p.dk, s.ds_out, tmem.dp, HALF), dk_q=right(p.dk, s.q_columns, BLOCK, plan.q_stages),
-            dq_ds=left(p.dq, s.ds, plan.block_k), dq_k=right(p.dq, s.k_columns, plan.block_k),
-        )  # fmt: skip
+            scores=factors(p.scores, left(p.scores, s.k, plan.tile_d), "q", plan.tile_d, tmem.scores, pair_frees),
+            dp=factors(p.scores, left(p.scores, s.v, plan.tile_e), "do", plan.tile_e, tmem.dp, pair_frees),
+            dv=factors(
+                p.dv, computed(p.dv, s.p, tmem.scores, tmem.p_distance), "do_columns", BLOCK, tmem.dv, pair_frees
+            ),
+            dk=factors(p.dk, computed(p.dk, s.ds_out, tmem.dp, HALF), "q_columns", BLOCK, tmem.dk, True),
+            dq_ds=left(p.dq, s.ds, plan.block_k),
+            dq_k=right(p.dq, s.k_columns, plan.block_k)[None, None, None, 0],
+        )
 
 
 @cute.jit
@@ -114,75 +137,56 @@ def _tile(context: Context, operands: Operands, tiles_done, steps_done, count):
     """All products of the `tiles_done`th tile."""
     plan, pipes = context.plan, context.pipes
     _await(pipes.k, tiles_done)
-    if cutlass.const_expr(plan.serial):
-        _serial(context, operands, tiles_done, steps_done, count)
-    elif cutlass.const_expr(plan.paired):
+    if cutlass.const_expr(plan.paired):
         _paired(context, operands, tiles_done, steps_done, count)
     else:
-        _pipelined(context, operands, tiles_done, steps_done, count)
+        _single(context, operands, tiles_done, steps_done, count)
     complete(plan, pipes.dkv_full)
     for keys in (pipes.k, pipes.v, pipes.k_columns):
         _release(keys, tiles_done)
 
 
 @cute.jit
-def _pipelined(context: Context, operands: Operands, tile, number, count):
+def _single(context: Context, operands: Operands, tile, number, count):
     """All steps of a tile, the first of which has this number."""
-    _scores(context, operands, number, number)
+    _scores(context, operands, number, True)
     _await(context.pipes.v, tile)
     _dp(context, operands, number)
     _await_dkv(context, tile)
     _dv(context, operands, number, False)
     _release(context.pipes.do, number)
     for i in cutlass.range(1, count, unroll=1):
-        _scores(context, operands, number + i, number + i - 1)
+        _scores(context, operands, number + i, False)
         _dk(context, operands, number + i - 1, i > 1)
         _dq(context, operands, number + i - 1, None)
         _dv(context, operands, number + i, True)
         _dp(context, operands, number + i)
         _release(context.pipes.do, number + i)
-    _dk(context, operands, number + count - 1, count > 1)
+    _dk(context, operands, number + count - 1, count > 1, at_end=True)
     _dq(context, operands, number + count - 1, None)
 
 
 @cute.jit
 def _paired(context: Context, operands: Operands, tile, number, count):
-    """As `_pipelined`, in the order for pairs."""
-    _scores(context, operands, number, number)
+    """As `_single`, in the order for pairs."""
+    _scores(context, operands, number, True)
     _await(context.pipes.v, tile)
     _dp(context, operands, number)
     _await_dkv(context, tile)
     _dv(context, operands, number, False)
     _await(context.pipes.k_columns, tile)
     for i in cutlass.range(1, count, unroll=1):
-        _scores(context, operands, number + i, number + i - 1)
-        _dk(context, operands, number + i - 1, i > 1)
-        _dp(context, operands, number + i)
+        _scores(context, operands, number + i, False)
+        if cutlass.const_expr(context.plan.narrow):
+            _dp(context, operands, number + i)
+            _dk(context, operands, number + i - 1, i > 1)
+        else:
+            _dk(context, operands, number + i - 1, i > 1)
+            _dp(context, operands, number + i)
         _dq(context, operands, number + i - 1, number + i)
         _dv(context, operands, number + i, True)
-    _dk(context, operands, number + count - 1, count > 1)
+    _dk(context, operands, number + count - 1, count > 1, at_end=True)
     _dq(context, operands, number + count - 1, None)
-
-
-@cute.jit
-def _serial(context: Context, operands: Operands, tile, number, count):
-    """As `_pipelined`, step by step."""
-    plan, pipes = context.plan, context.pipes
-    _await(pipes.v, tile)
-    _await_dkv(context, tile)
-    if cutlass.const_expr(plan.paired):
-        _await(pipes.k_columns, tile)
-    for i in cutlass.range(count, unroll=1):
-        _scores(context, operands, number + i, number + i)
-        if cutlass.const_expr(plan.tmem.dq_over is DqOver.BOTH):
-            pipes.p_full.wait(0, phase(number + i))
-            tmem_fence("after")
-        _dp(context, operands, number + i)
-        _dv(context, operands, number + i, i > 0)
-        if cutlass.const_expr(not plan.paired):
-            _release(pipes.do, number + i)
-        _dk(context, operands, number + i, i > 0)
-        _dq(context, operands, number + i, None)
 
 
 def _await(feed, number) -> None:
@@ -208,57 +212,49 @@ def _await_dq(context: Context, number, *places: DqOver) -> None:
         tmem_fence("after")
 
 
-def _at(feed, number, operand):
-    """An operand's stage for a step."""
-    return operand[None, None, None, feed.full(number).index]
+def _multiply(context: Context, factors: Factors, number, accumulate=False, at_end=False) -> None:
+    """The product of a step, part by part as the load role brings them. `at_end`: see `Feed`."""
+    result = accumulator(factors.product, context.tmem, factors.column)
+    for part in range(factors.feed.parts):
+        state = factors.feed.full(number, part, at_end)
+        factors.feed.ring.consumer_wait(state)
+        right = (factors.right[None, None, None, state.index], part)
+        multiply(factors.product, result, factors.left, right, accumulate if part == 0 else True, number)
+        if factors.frees:
+            factors.feed.ring.consumer_release(state)
 
 
 @cute.jit
-def _scores(context: Context, operands: Operands, number, dq_issued):
-    """S of a step; dQ of those before `dq_issued` has been issued."""
-    plan, pipes, product = context.plan, context.pipes, context.products.scores
-    _await(pipes.q, number)
-    _await_dq(context, dq_issued, DqOver.BOTH, DqOver.SCORES)
-    result = accumulator(product, context.tmem, plan.tmem.scores)
-    multiply(product, result, operands.k[None, None, None, 0], _at(pipes.q, number, operands.q), False, number)
-    complete(plan, pipes.scores_full)
-    if cutlass.const_expr(plan.paired):
-        _release(pipes.q, number)
+def _scores(context: Context, operands: Operands, number, first: cutlass.Constexpr):
+    """S of a step; `first` of its tile: dQ of all before has been issued, else of all but the last."""
+    _await_dq(context, number if first else number - 1, DqOver.SCORES)
+    _multiply(context, operands.scores, number, at_end=first)
+    complete(context.plan, context.pipes.scores_full)
 
 
 @cute.jit
 def _dp(context: Context, operands: Operands, number):
-    plan, pipes, product = context.plan, context.pipes, context.products.scores
-    _await(pipes.do, number)
+    plan, pipes = context.plan, context.pipes
     _await_dq(context, number, DqOver.DP)
-    result = accumulator(product, context.tmem, plan.tmem.dp)
-    multiply(product, result, operands.v[None, None, None, 0], _at(pipes.do, number, operands.do), False, number)
+    if cutlass.const_expr(plan.narrow):
+        pipes.ds_full.wait(0, phase_before(number))  # dP of the step before has been read
+        tmem_fence("after")
+    _multiply(context, operands.dp, number)
     complete(plan, pipes.dp_full)
-    if cutlass.const_expr(plan.paired):
-        _release(pipes.do, number)
 
 
 @cute.jit
 def _dv(context: Context, operands: Operands, number, accumulate):
-    plan, pipes, product = context.plan, context.pipes, context.products.dv
-    _await(pipes.do_columns, number)
-    pipes.p_full.wait(0, phase(number))
+    context.pipes.p_full.wait(0, phase(number))
     tmem_fence("after")
-    result = accumulator(product, context.tmem, plan.tmem.dv)
-    multiply(product, result, operands.dv_p, _at(pipes.do_columns, number, operands.dv_do), accumulate, number)
-    _release(pipes.do_columns, number)
+    _multiply(context, operands.dv, number, accumulate)
 
 
 @cute.jit
-def _dk(context: Context, operands: Operands, number, accumulate):
-    plan, pipes, product = context.plan, context.pipes, context.products.dk
-    if cutlass.const_expr(plan.paired):
-        _await(pipes.q_columns, number)
-    pipes.ds_full.wait(0, phase(number))
+def _dk(context: Context, operands: Operands, number, accumulate, at_end: cutlass.Constexpr = False):
+    context.pipes.ds_full.wait(0, phase(number))
     tmem_fence("after")
-    result = accumulator(product, context.tmem, plan.tmem.dk)
-    multiply(product, result, operands.dk_ds, _at(pipes.q_columns, number, operands.dk_q), accumulate, number)
-    _release(pipes.q_columns if plan.paired else pipes.q, number)
+    _multiply(context, operands.dk, number, accumulate, at_end)
 
 
 @cute.jit
@@ -273,5 +269,5 @@ def _dq(context: Context, operands: Operands, number, after):
         pipes.scores_read.wait(0, phase(after))
         tmem_fence("after")
     result = accumulator(product, context.tmem, plan.tmem.dq)
-    multiply(product, result, operands.dq_ds[None, None, None, 0], operands.dq_k[None, None, None, 0], False, number)
+    multiply(product, result, operands.dq_ds, operands.dq_k, False, number)
     complete(plan, pipes.dq_full)

@@ -71,7 +71,6 @@ class DqOver(enum.Enum):
     NOTHING = enum.auto()
     DP = enum.auto()
     SCORES = enum.auto()
-    BOTH = enum.auto()
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ class TensorMemory:
         form           S, then P         dP, then dS            dQ                        head dims, at most
         one CTA        [r, r + 128)      [r + 128, r + 256)     from r + 256              64 and 64
                                                                 from r + 128, over dP     128 and 128
-                                         [r + 64, r + 192)      from r, over S and dP     192 and 128
         pair           [r, r + 128)      [r + 128, r + 256)     from r + 256              128 and 64
                                                                 [r + 64, ...), over S     128 and 128
         narrow pair    [r, r + 64)       [r + 64, r + 128)      from r + 128              256 and 256
@@ -91,7 +89,7 @@ class TensorMemory:
 
     P and dS are 16-bit: of each half of the queries (64 columns of S or dP, one computing warpgroup's) they take the
     lower 32 columns of that half, so that no warpgroup overwrites what the other has still to read. Where P has to make
-    room, for dP or for dQ, it takes [r, r + 64), and warps meet before they store it.
+    room for dQ it takes [r, r + 64), and warps meet before they store it.
 
     What lies over something else is issued after the products that read that, and those complete in order. The reduce
     role is waited for before dQ is overwritten, the compute role before dQ overwrites the S of the next step.
@@ -130,9 +128,7 @@ class TensorMemory:
     def dq_over(self) -> DqOver:
         if self.free >= 2 * self.score_columns + self.dq_columns:
             return DqOver.NOTHING
-        if self.ctas == 2:
-            return DqOver.SCORES
-        return DqOver.BOTH if self.free < 2 * BLOCK or self.tile_d > BLOCK else DqOver.DP
+        return DqOver.SCORES if self.ctas == 2 else DqOver.DP
 
     @property
     def scores(self) -> int:
@@ -141,7 +137,7 @@ class TensorMemory:
     @property
     def p_packed(self) -> bool:
         """Whether P of both halves of the queries lies together."""
-        return self.dq_over in (DqOver.SCORES, DqOver.BOTH)
+        return self.dq_over is DqOver.SCORES
 
     @property
     def p_distance(self) -> int:
@@ -150,11 +146,11 @@ class TensorMemory:
 
     @property
     def dp(self) -> int:
-        return self.scores + (BLOCK // 2 if self.dq_over is DqOver.BOTH else self.score_columns)
+        return self.scores + self.score_columns
 
     @property
     def dq(self) -> int:
-        over = {DqOver.BOTH: self.scores, DqOver.SCORES: self.scores + BLOCK // 2, DqOver.DP: self.dp}
+        over = {DqOver.SCORES: self.scores + BLOCK // 2, DqOver.DP: self.dp}
         return over.get(self.dq_over, self.dp + self.score_columns)
 
     @property
@@ -226,11 +222,6 @@ class BackwardPlan:
         return self.keys < BLOCK
 
     @property
-    def serial(self) -> bool:
-        """Whether the products of a step follow one another, without those of the next between them."""
-        return self.narrow or self.tmem.dq_over is DqOver.BOTH
-
-    @property
     def block_k(self) -> int:
         """Keys of a tile of work."""
         return self.ctas * self.keys
@@ -271,7 +262,8 @@ class BackwardPlan:
         two products has two tiles: Q's own queries, and its own half of the columns for all queries (`q_columns`); so
         has dO, and K. `ds` has the keys of the whole tile and, in a pair, the own queries.
 
-        `ds_out` is what the other CTA's dQ needs: the other's queries, or in a narrow pair all.
+        `ds_out` is what the other CTA's dQ needs: the other's queries, or in a narrow pair all, for dK. There Q and dO
+        come in parts of their product's depth: fewer columns, or fewer queries of the own columns.
         """
         d, e, k = self.tile_d, self.tile_e, self.keys
         if not self.paired:
@@ -279,10 +271,12 @@ class BackwardPlan:
                 "q": Tile(BLOCK, d, self.q_stages), "k": Tile(k, d), "v": Tile(k, e),
                 "do": Tile(BLOCK, e, self.do_stages), "ds": Tile(k, BLOCK),
             }  # fmt: skip
-        half = BLOCK // 2
+        half, q_parts, do_parts = BLOCK // 2, self.parts("q"), self.parts("do")
         tiles = {
-            "q": Tile(half, d, self.q_stages), "k": Tile(k, d), "v": Tile(k, e), "do": Tile(half, e, self.do_stages),
-            "q_columns": Tile(BLOCK, d // 2, self.q_stages), "do_columns": Tile(BLOCK, e // 2, self.do_stages),
+            "q": Tile(half, d // q_parts, q_parts * self.q_stages), "k": Tile(k, d), "v": Tile(k, e),
+            "do": Tile(half, e // do_parts, do_parts * self.do_stages),
+            "q_columns": Tile(BLOCK // q_parts, d // 2, q_parts * self.q_stages),
+            "do_columns": Tile(BLOCK // do_parts, e // 2, do_parts * self.do_stages),
             "k_columns": Tile(self.block_k, d // 2), "ds": Tile(self.block_k, half),
             "ds_out": Tile(k, BLOCK if self.narrow else half),
         }  # fmt: skip
@@ -290,13 +284,18 @@ class BackwardPlan:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Tiles that take turns in the memory of another."""
+        """Tiles that take turns in the buffers of another."""
         return {"q_columns": "q", "do_columns": "do"} if self.narrow else {}
+
+    def parts(self, name: str) -> int:
+        """In which a tile comes: several where two take turns, so that buffers are soon filled again."""
+        shared = {*self.aliases, *self.aliases.values()}
+        return narrow_parts(self.tile_d if name.startswith("q") else self.tile_e) if name in shared else 1
 
     @property
     def exchange_bytes(self) -> int:
         """Of dS that a CTA of a pair is sent every step."""
-        return self.tiles["ds_out"].stage_bytes if self.paired else 0
+        return 2 * self.keys * BLOCK // 2 if self.paired else 0
 
     @property
     def shared_bytes(self) -> int:
@@ -331,17 +330,13 @@ def plan_of(tile_d: int, tile_e: int, edges: bool) -> BackwardPlan:
     Two CTAs share a tile of 256 keys, of which more lies beyond an edge of the mask than of one of 128: at head dim 64,
     where pairs gain little else, they lose by it.
     """
-    if max(tile_d, tile_e) <= BLOCK and not (edges and tile_d + tile_e <= BLOCK):
-        return pair_plan(tile_d, tile_e)
-    if tile_d <= 192 and tile_d + tile_e <= 320:
-        return single_plan(tile_d, tile_e)
-    return narrow_plan(tile_d, tile_e)
+    if max(tile_d, tile_e) > BLOCK:
+        return narrow_plan(tile_d, tile_e)
+    return single_plan(tile_d, tile_e) if edges and tile_d + tile_e <= BLOCK else pair_plan(tile_d, tile_e)
 
 
 def single_plan(tile_d: int, tile_e: int) -> BackwardPlan:
     """CTAs of their own."""
-    if TensorMemory(tile_d, tile_e).dq_over is DqOver.BOTH:
-        return BackwardPlan(tile_d, tile_e, q_stages=1, registers=Registers(reduce=88, compute=168, other=88))
     return BackwardPlan(tile_d, tile_e, do_stages=1 if tile_d + tile_e > 192 else 2, exp2_on_fma=_exp2(tile_d, tile_e))
 
 
@@ -357,7 +352,16 @@ def pair_plan(tile_d: int, tile_e: int) -> BackwardPlan:
 
 def narrow_plan(tile_d: int, tile_e: int) -> BackwardPlan:
     """Pairs of CTAs with 64 keys each."""
-    return BackwardPlan(tile_d, tile_e, ctas=2, keys=64, q_stages=1, dq_chunk=16)
+    plan = BackwardPlan(tile_d, tile_e, ctas=2, keys=64, q_stages=1, dq_chunk=16)
+    for name, stages in (("q", "q_stages"), ("do", "do_stages")):
+        if plan.shared_bytes + plan.parts(name) * plan.tiles[name].stage_bytes <= SMEM_BYTES:
+            plan = dataclasses.replace(plan, **{stages: 2})
+    return plan
+
+
+def narrow_parts(columns: int) -> int:
+    """Parts of at least 64 columns, or halves."""
+    return 4 if columns > 192 else 2
 
 
 def _exp2(tile_d: int, tile_e: int) -> int:

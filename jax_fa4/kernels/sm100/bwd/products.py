@@ -55,13 +55,16 @@ def accumulator(product: cute.TiledMma, tmem, column: int) -> cute.Tensor:
     return cute.make_tensor(tmem + column, product.get_slice(0).make_fragment_C(shape).layout)
 
 
-def multiply(product: cute.TiledMma, result: cute.Tensor, a, b: cute.Tensor, accumulate, number: Int32) -> None:
-    """result (+)= a b over all of the operands' depth; `a` is a tensor or the parts of one, equal in depth.
+def multiply(product: cute.TiledMma, result: cute.Tensor, a, b, accumulate, number: Int32) -> None:
+    """result (+)= a b over the depth of `b`; `a` is a tensor or the parts of one, equal in depth.
+
+    `b` may be (tensor, part): it meets that part of a's depth.
 
     `number` is the step's: with addresses that change from step to step, the compiler works them out where they are
     used. Else it does so for all depths of all products ahead of the loop, and has no registers to hold them.
     """
     product = cute.make_tiled_mma(product.op)  # of its own: `set` changes it
+    b, part = b if isinstance(b, tuple) else (b, 0)
     depth = cute.size(b, mode=[2])
     nothing = number >> 31  # 0, as only we know
     b = _shifted(b, nothing)
@@ -71,7 +74,7 @@ def multiply(product: cute.TiledMma, result: cute.Tensor, a, b: cute.Tensor, acc
             steps = depth // len(a)
             left = a[i // steps][None, None, i % steps]
         else:
-            left = a[None, None, i]
+            left = a[None, None, part * depth + i]
         product.set(tcgen05.Field.ACCUMULATE, accumulate if i == 0 else True)
         cute.gemm(product, result, left, b[None, None, i], result)
 
