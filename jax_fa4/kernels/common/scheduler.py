@@ -27,7 +27,8 @@ class TileSchedule:
 
     Heads are taken in sections. Within a section the last query blocks of all its heads come first: under a causal mask
     these are the longest, so the work left at the end is short and evens out. A section holds as many heads as keep
-    their K and V in the L2 cache together; a section of one head keeps the natural order.
+    their K and V in the L2 cache together; the last one takes also what is left over, since a short section would end
+    unevenly. A section of one head keeps the natural order.
 
     Fields: numbers of query blocks, heads and examples, and heads per section.
     """
@@ -43,11 +44,12 @@ class TileSchedule:
 
     def tile(self, number: Int32) -> Tile:
         """The tile with this number; past the last one, the end of the work."""
-        per_section = self.section_heads * self.q_blocks
-        section = number // per_section
-        within = number - section * per_section
+        heads = self.heads * self.batch
+        last = cutlass.max(heads // self.section_heads, Int32(1)) - 1
+        section = cutlass.min(number // (self.section_heads * self.q_blocks), last)
         first = section * self.section_heads
-        width = cutlass.max(cutlass.min(self.section_heads, self.heads * self.batch - first), Int32(1))
+        width = Int32(cutlass.select_(section == last, heads - first, self.section_heads))
+        within = number - first * self.q_blocks
         step = within // width
         head = first + within - step * width
         batch = head // self.heads

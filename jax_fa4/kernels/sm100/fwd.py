@@ -80,9 +80,6 @@ class Forward:
         kv_bytes = dims.T * (spec.head_dim + spec.value_head_dim) * plan.itemsize
         most = section_heads(plan.longest_first, spec.group // plan.packed_heads, kv_bytes, plan.l2_bytes)
         heads = dims.H // plan.packed_heads
-        if plan.longest_first:  # in sections of equal size: a short last one would leave multiprocessors idle
-            sections = cutlass.max((heads * dims.B + most - 1) // most, Int32(1))
-            most = (heads * dims.B + sections - 1) // sections
         return TileSchedule(q_blocks, heads, dims.B, most)
 
     def _products(self):
