@@ -131,14 +131,12 @@ def run(context: Context, sources: Sources):
 
 @cute.jit
 def _tile(context: Context, sources: Sources, work, tiles_done: Int32, steps_done: Int32):
-    """What a tile and its steps need, in the order in which the products read it."""
+    """What a tile and its steps need, in the order in which the products read it: see `mma`."""
     plan, group = context.plan, context.spec.group
     tile, steps, count = work
     place = key_tiles.nowhere()
     if count > 0:
         place = key_tiles.first(steps, tile.head * group)
-    # Where the products of a step's dS come after S of the next step, so do the loads.
-    late = plan.paired
     last_block, last_head = place.block, place.head
     for i in cutlass.range(count, unroll=1):
         step, rows = steps_done + i, Rows(place.block, place.head, tile.batch)
@@ -149,11 +147,11 @@ def _tile(context: Context, sources: Sources, work, tiles_done: Int32, steps_don
         _fetch_statistics(context, sources, step, rows)
         if i == 0:
             _fetch(context, sources, "v", tiles_done, keys)
-        if cutlass.const_expr(late and not plan.narrow):
+        if cutlass.const_expr(plan.paired and not plan.narrow):
             if i > 0:
                 _fetch(context, sources, "q_columns", step - 1, before)
         _fetch(context, sources, "do", step, rows)
-        if cutlass.const_expr(late):
+        if cutlass.const_expr(plan.paired):
             if i == 0:
                 _fetch(context, sources, "k_columns", tiles_done, keys)
             if cutlass.const_expr(plan.narrow):
@@ -162,7 +160,7 @@ def _tile(context: Context, sources: Sources, work, tiles_done: Int32, steps_don
             _fetch(context, sources, "do_columns", step, rows)
         last_block, last_head = place.block, place.head
         place = key_tiles.following(steps, place)
-    if cutlass.const_expr(late):
+    if cutlass.const_expr(plan.paired):
         if count > 0:
             rows = Rows(last_block, last_head, tile.batch)
             _fetch(context, sources, "q_columns", steps_done + count - 1, rows, at_end=True)

@@ -295,7 +295,7 @@ class BackwardPlan:
     @property
     def exchange_bytes(self) -> int:
         """Of dS that a CTA of a pair is sent every step."""
-        return 2 * self.keys * BLOCK // 2 if self.paired else 0
+        return 2 * self.keys * (BLOCK // 2) if self.paired else 0
 
     @property
     def shared_bytes(self) -> int:
@@ -313,10 +313,7 @@ class BackwardPlan:
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
     check_slopes(spec)
-    plan = plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim), _has_edges(spec.mask))
-    if any(isinstance(part, masks.Segments) for part in spec.mask.parts):
-        return dataclasses.replace(plan, exp2_on_fma=0)  # segments need the registers
-    return plan
+    return plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim), _has_edges(spec.mask))
 
 
 def _has_edges(mask: masks.Mask) -> bool:
