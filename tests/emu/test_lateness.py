@@ -84,6 +84,29 @@ def test_warps_that_spin_for_a_late_operation_are_no_hang():
         np.testing.assert_array_equal(out, np.arange(64) + 5)
 
 
+UNAWAITED = """
+setp.eq.u32 p1, r1, 0; mov.u32 r2, 1; add.u32 r3, r0, 512; add.u32 r4, r0, 520;
+@p1 mbarrier.init.shared.b64 [r3], 1; @p1 mbarrier.init.shared.b64 [r4], 1; fence.mbarrier_init.release.cluster;
+bar.sync 0; @!p1 ret;
+mbarrier.arrive.expect_tx.shared.b64 d1, [r3], 16; mbarrier.arrive.expect_tx.shared.b64 d1, [r4], 16;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [r0], [d0], 16, [FIRST];
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [r0+16], [d0], 16, [SECOND];
+L: mbarrier.try_wait.parity.shared.b64 p2, [r3], 0; @!p2 bra L;
+ld.shared.b32 r5, [r0+OTHER]; add.u32 r5, r5, 1; st.global.b32 [d0], r5;
+M: mbarrier.try_wait.parity.shared.b64 p2, [r4], 0; @!p2 bra M;
+ret;
+"""
+
+
+@pytest.mark.parametrize("first, second, other", [("r3", "r4", 16), ("r4", "r3", 0)])
+def test_what_nobody_waits_for_happens_last(first, second, other):
+    """Two loads, a wait for one of them, and the other's data are read: whichever was issued first."""
+    text = UNAWAITED.replace("FIRST", first).replace("SECOND", second).replace("OTHER", str(other))
+    for seed in (1, 5, 9):  # they hold back all loads
+        with pytest.raises(emulator.EmulationError, match="nothing was ever written"):
+            run(text, np.zeros(8, np.uint32), seed)
+
+
 MOVED = """
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r0], 32; ld.shared.b32 r10, [r0];
 mov.u32 r2, 7; mov.u32 r3, 8;

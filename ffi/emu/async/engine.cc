@@ -104,6 +104,17 @@ bool Engine::advance(Cluster& cluster, uint64_t now) {
   return any;
 }
 
+// The first of the heads that bring about a phase that a warp sleeps for, or an operation behind them in their queue does;
+// if none does, the one issued first. So what nobody waits for is the last to happen.
+size_t Engine::needed(const Cluster& cluster, const std::vector<size_t>& heads) const {
+  for (size_t head : heads)
+    for (size_t i = head; i < pending_.size(); ++i) {
+      const bool follows = pending_[head].queue >= 0 && pending_[i].queue == pending_[head].queue;
+      if ((i == head || follows) && cluster.awaits(*pending_[i].operation)) return head;
+    }
+  return heads.front();
+}
+
 bool Engine::force(Cluster& cluster) {
   std::vector<size_t> candidates;
   uint64_t earliest = kLast;
@@ -116,7 +127,9 @@ bool Engine::force(Cluster& cluster) {
     return true;
   });
   if (candidates.empty()) return false;
-  step(cluster, candidates[random_.below(static_cast<uint32_t>(candidates.size()))], earliest >= kLate ? 0 : earliest);
+  const size_t chosen = lateness_.holds() ? needed(cluster, candidates)
+                                          : candidates[random_.below(static_cast<uint32_t>(candidates.size()))];
+  step(cluster, chosen, earliest >= kLate ? 0 : earliest);
   refresh();
   return true;
 }

@@ -42,6 +42,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // In a timed run (machine/timing.h), about the next step. Asked when the operation is issued and after each step.
   virtual Span due(Timing& timing) const;
   virtual OperationKind kind() const { return OperationKind::kOther; }
+  virtual bool reports_to(uint32_t /*barrier*/) const { return false; }  // an mbarrier's address
   virtual OperationNote note() const { return {}; }
   int line = 0;           // PTX
   size_t traced = SIZE_MAX;  // its event in the trace
@@ -58,7 +59,8 @@ class Engine {
   void issue(Cluster&, OperationPtr, int queue, uint64_t now);
   // Makes every step that is due. True when anything happened.
   bool advance(Cluster&, uint64_t now);
-  // Nobody can go on: makes one step, the earliest due, or a drawn one of those that wait as long as they can.
+  // Nobody can go on: makes one step, the earliest due. Of those that wait as long as they can it is a drawn one, or, where
+  // the seed holds a kind back, the one that a warp waits for.
   bool force(Cluster&);
   // Makes all steps of `operation`, and of those before it in its queue. False when one is not ready.
   bool finish(Cluster&, const OperationPtr& operation);
@@ -78,6 +80,7 @@ class Engine {
   template <class F>
   void heads(F visit) const;
   bool step(Cluster&, size_t index, uint64_t now);  // true when the operation is gone
+  size_t needed(const Cluster&, const std::vector<size_t>& heads) const;
 
   Random random_;
   const Lateness lateness_;

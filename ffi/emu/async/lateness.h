@@ -30,9 +30,10 @@ class OperationKinds {
 
 // Even seeds mix: operations of every kind may be late, and warps that the seed starves are later still. But a race with
 // one operation that outlasts all others of its neighbourhood hardly shows so: somebody's wait, or a starved warp, lets it
-// happen. Each odd seed holds one kind back: it happens when no warp of the cluster can go on, starved or not, and all
-// other operations happen soon. Consecutive seeds take the kinds of the program in turn, so that a few seeds hold back each
-// of them; the next round holds back only a drawn half of the instructions that start operations of that kind.
+// happen. Each odd seed holds one kind back: it happens when no warp of the cluster can go on, starved or not, and then
+// first what a warp sleeps for (Engine::needed); all other operations happen soon. Consecutive odd seeds take the kinds of
+// the program in turn, so that a few seeds hold back each of them; every second round holds back only a drawn half of the
+// instructions that start operations of that kind.
 class Lateness {
  public:
   Lateness(uint64_t seed, OperationKinds kinds) : seed_(seed) {

@@ -1,6 +1,7 @@
 // Asynchronous copies as operations of the engine (async/engine.h).
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -24,6 +25,9 @@ class LoadOperation : public Operation {
     return written_ ? Span{timing.now, timing.now} : timing.copy_done(destinations[0].shared >> 24, bytes);
   }
   OperationKind kind() const override { return OperationKind::kLoad; }
+  bool reports_to(uint32_t barrier) const override {
+    return std::any_of(destinations.begin(), destinations.end(), [&](const Destination& d) { return d.barrier == barrier; });
+  }
   OperationNote note() const override { return {{}, destinations[0].barrier, bytes}; }
   bool step(Cluster& cluster) override {
     if (!written_) {

@@ -1,6 +1,7 @@
 // tcgen05 operations in flight (async/engine.h).
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "core/lanes.h"
@@ -132,6 +133,7 @@ class TensorCommit final : public Operation {
   uint32_t cta = 0;
   Span due(Timing& timing) const override { return {timing.now, timing.tensor_idle(cta)}; }
   OperationKind kind() const override { return OperationKind::kCommit; }
+  bool reports_to(uint32_t barrier) const override { return std::find(barriers.begin(), barriers.end(), barrier) != barriers.end(); }
   OperationNote note() const override { return {{}, barriers[0], barriers.size()}; }
   bool step(Cluster& cluster) override {
     for (uint32_t address : barriers) {

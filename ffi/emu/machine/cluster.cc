@@ -231,6 +231,15 @@ Cluster::State Cluster::run() {
   }
 }
 
+bool Cluster::awaits(const Operation& operation) const {
+  for (Warp* warp : warps_)
+    for (int i = 0; i < warp->fragment_count(); ++i) {
+      const Wait& wait = warp->fragment(i).wait;
+      if (wait.done && wait.polls && operation.reports_to(static_cast<uint32_t>(wait.a))) return true;
+    }
+  return false;
+}
+
 void Cluster::take_turns_into(std::vector<std::pair<Warp*, int>>& waiters) {
   for (Warp* warp : warps_)
     for (int i = 0; i < warp->fragment_count(); ++i)
