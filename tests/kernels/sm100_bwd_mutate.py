@@ -1,9 +1,10 @@
 """Remove each synchronisation instruction of our Blackwell backward kernel in turn: does the software GPU notice?
 
-    PYTHONPATH=.:tests:tests/kernels python tests/kernels/sm100_bwd_mutate.py [--head-dim 128] [--seeds 20]
+    PYTHONPATH=.:tests:tests/kernels python tests/kernels/sm100_bwd_mutate.py [--head-dim 128] [--full] [--ordered]
 
-Causal, deterministic (so that results do not depend on the order of execution), two query heads for a KV head, and
-several tiles of keys for one pair of CTAs. Runs are strict. See `sm100_mutate`.
+Runs are strict, and their results do not depend on the order of execution: either a block of queries meets one tile of
+keys, or (`--ordered`) the kernel is the deterministic one. Head dim 64 takes CTAs of their own (with `--full` pairs),
+128 pairs, 256 narrow pairs. See `sm100_mutate`.
 """
 
 import argparse
@@ -18,46 +19,59 @@ from jax_fa4.peers import compiled
 from jax_fa4.runtime import Arguments
 from jax_fa4.spec import AttentionSpec
 
-DIMS = Dims(B=1, S=300, T=600, H=2, K=1, sm_count=2)
+FREE = (Dims(B=1, S=300, T=100, H=4, K=4, sm_count=2), Dims(B=1, S=100, T=100, H=24, K=24, sm_count=2))
+"""Tiles of several steps, and tiles of one, several in turn for each CTA or pair."""
+
+ORDERED = (Dims(B=1, S=300, T=600, H=2, K=2, sm_count=2), Dims(B=1, S=300, T=600, H=2, K=2, sm_count=4))
+"""Several tiles that add to the same dQ, in turn and at a time."""
 
 
 class Subject:
-    """The kernel and its problem."""
+    """The kernel and its problems."""
 
-    def __init__(self, head_dim: int):
+    def __init__(self, head_dim: int, causal: bool, ordered: bool):
+        mask = masks.Causal() if causal else masks.Full()
         spec = AttentionSpec(
-            "bfloat16", head_dim, head_dim, group=DIMS.H // DIMS.K, scale=head_dim**-0.5, mask=masks.Causal(),
-            deterministic=True,
-        )  # fmt: skip
+            "bfloat16", head_dim, head_dim, scale=head_dim**-0.5, mask=mask, deterministic=ordered
+        )
         self.artifact = compile.artifact(spec, sm100_mutate.ARCH, plan.SizeClass.MANY_TILES, "backward")
         rng = np.random.default_rng(0)
-        self.inputs, self.others = {}, {}
-        for buffer in self.artifact.buffers:
-            shape, dtype = buffer.dims(DIMS), jnp.dtype(buffer.dtype)
-            if buffer.kind == "in":
-                draw = rng.standard_normal(shape)
-                draw = 6 + 0.1 * draw if buffer.name == "lse" else draw
-                self.inputs[buffer.name] = compiled.aligned(shape, dtype, draw)
-            else:
-                self.others[buffer.name] = (shape, dtype)
+        self.problems = []
+        for dims in ORDERED if ordered else FREE:
+            inputs, others = {}, {}
+            for buffer in self.artifact.buffers:
+                shape, dtype = buffer.dims(dims), jnp.dtype(buffer.dtype)
+                if buffer.kind == "in":
+                    draw = rng.standard_normal(shape)
+                    draw = 6 + 0.1 * draw if buffer.name == "lse" else draw
+                    inputs[buffer.name] = compiled.aligned(shape, dtype, draw)
+                else:
+                    others[buffer.name] = (shape, dtype)
+            self.problems.append((dims, inputs, others))
 
     def run(self, ptx: str, seed: int):
-        """(result bytes, complaints, executed lines)."""
+        """(result bytes, complaints, executed lines) of all problems."""
         module = emulator.load(self.artifact.object, ptx, self.artifact.symbol)
-        arrays = self.inputs | {name: compiled.aligned(*what) for name, what in self.others.items()}
-        arguments = Arguments(self.artifact, {name: array.ctypes.data for name, array in arrays.items()}, DIMS)
-        settings = emulator.Settings(seed=seed, threads=1, sm_count=DIMS.sm_count, strict=True)
-        report = module.run_vector(arguments.vector, list(arrays.values()), settings)
-        lines = {line for kernel in report.kernels for line, count in kernel["lines"] if count}
-        return b"".join(arrays[name].tobytes() for name in ("dq", "dk", "dv")), report.complaints, lines
+        results, complaints, lines = b"", [], set()
+        for dims, inputs, others in self.problems:
+            arrays = inputs | {name: compiled.aligned(*what) for name, what in others.items()}
+            arguments = Arguments(self.artifact, {name: array.ctypes.data for name, array in arrays.items()}, dims)
+            settings = emulator.Settings(seed=seed, threads=1, sm_count=dims.sm_count, strict=True)
+            report = module.run_vector(arguments.vector, list(arrays.values()), settings)
+            results += b"".join(arrays[name].tobytes() for name in ("dq", "dk", "dv"))
+            complaints += report.complaints
+            lines |= {line for kernel in report.kernels for line, count in kernel["lines"] if count}
+        return results, complaints, lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--full", action="store_true", help="instead of causal")
+    parser.add_argument("--ordered", action="store_true", help="the deterministic kernel")
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
-    sm100_mutate.survey(Subject(options.head_dim), options.seeds)
+    sm100_mutate.survey(Subject(options.head_dim, not options.full, options.ordered), options.seeds)
 
 
 if __name__ == "__main__":

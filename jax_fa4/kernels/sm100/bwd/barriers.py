@@ -34,7 +34,7 @@ class Feed:
     """What the load role brings for every step, in `parts` buffers each; there are buffers for so many `tiles`.
 
     Where two tiles share buffers they take turns, `turn` 0 and 1 of 2 `uses`, in the order in which the products read
-    them: that may `swap` the second of a step with the first of the next. `own`: it is not another product's as well.
+    them: that may `swap` the second of a step with the first of the next.
     """
 
     ring: PipelineTmaUmma
@@ -43,7 +43,6 @@ class Feed:
     uses: int = 1
     turn: int = 0
     swap: bool = False
-    own: bool = True
 
     def full(self, number: Int32, part: int = 0, at_end=False) -> PipelineState:
         """Where a consumer of step `number` stands; `at_end`: at a tile's begin or end, with nothing to swap with."""
@@ -77,7 +76,7 @@ class Pipes:
         products that read P and dS.
       exchange: dS of a step has arrived from the other CTA; `peer_exchange`: there too.
       dq_full, dq_empty: dQ of a step is computed, and read by the reduce role.
-      dkv_full, dkv_empty: dK and dV of a tile are computed, and read by the compute role.
+      dkv_full: dK and dV of a tile are computed.
     """
 
     q: Feed
@@ -99,7 +98,6 @@ class Pipes:
     dq_full: MbarrierArray
     dq_empty: MbarrierArray
     dkv_full: MbarrierArray
-    dkv_empty: MbarrierArray
 
     @classmethod
     def make(cls, plan: BackwardPlan) -> Pipes:
@@ -129,7 +127,7 @@ class Pipes:
             parts, uses = plan.parts(name), 2 if shared else 1
             feeds[name] = Feed(ring, tile.stages // parts, parts, uses, swap=shared and name == "q")
         for name in ("q", "k", "do"):
-            feeds.setdefault(f"{name}_columns", dataclasses.replace(feeds[name], own=False))
+            feeds.setdefault(f"{name}_columns", feeds[name])
 
         def single(kind, arrivals, tx_count=0):
             return MbarrierArray(take(1), 1, (kind, threads(arrivals)), tx_count)
@@ -148,7 +146,7 @@ class Pipes:
             p_full=single(warps, 8 * ctas), ds_full=single(warps, 8 * ctas),
             exchange=single(PipelineOp.TmaLoad, 1, plan.exchange_bytes), peer_exchange=single(warps, 1),
             dq_full=single(product, 1), dq_empty=single(warps, 4 * ctas),
-            dkv_full=single(product, 1), dkv_empty=single(warps, 8 * ctas),
+            dkv_full=single(product, 1),
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from jax_fa4.kernels.common import softmax
-from jax_fa4.kernels.sm100.bwd.barriers import phase, report
+from jax_fa4.kernels.sm100.bwd.barriers import phase
 from jax_fa4.kernels.sm100.bwd.context import Context
 from jax_fa4.kernels.sm100.bwd.memory import load_columns
 from jax_fa4.kernels.sm100.context import tmem_fence
@@ -26,9 +26,6 @@ def run(context: Context, place, tile, count, tiles_done):
         width = 16 if columns % 64 else 32
         for part in cutlass.range_constexpr(columns // (2 * width)):  # the two warpgroups take turns
             _write(context, place, (tile, count), output, (column, columns, part, width, factor))
-    tmem_fence("before")
-    if count > 0:
-        report(context.plan, context.pipes.dkv_empty)
 
 
 @cute.jit

@@ -12,8 +12,9 @@ the software GPU 5 % faster than with dP before dV. In a pair dP(j + 1) covers t
 of dQ(j). In a narrow pair Q and its columns share buffers, and so do dO and its: between the two products of either
 comes another, beside which the next are loaded. There dP may overtake dK, as dS lies in shared memory.
 
-Products complete in the order of issue, which is why S needs no wait for P's reader, nor dQ for dS's. What must be
-waited for besides follows from what dQ lies over in tensor memory (`plan.DqOver`).
+Products complete in the order of issue, which is why S needs no wait for P's reader, nor dQ for dS's. A tile's first dV
+needs none for the dV and dK before: the warps that store its P have read those. What must be waited for besides follows
+from what dQ lies over in tensor memory (`plan.DqOver`).
 """
 
 from __future__ import annotations
@@ -142,8 +143,7 @@ def _tile(context: Context, operands: Operands, tiles_done, steps_done, count):
     else:
         _single(context, operands, tiles_done, steps_done, count)
     complete(plan, pipes.dkv_full)
-    for keys in (pipes.k, pipes.v, pipes.k_columns):
-        _release(keys, tiles_done)
+    _release(pipes.k_columns if plan.paired else pipes.k, tiles_done)
 
 
 @cute.jit
@@ -152,7 +152,6 @@ def _single(context: Context, operands: Operands, tile, number, count):
     _scores(context, operands, number, True)
     _await(context.pipes.v, tile)
     _dp(context, operands, number)
-    _await_dkv(context, tile)
     _dv(context, operands, number, False)
     _release(context.pipes.do, number)
     for i in cutlass.range(1, count, unroll=1):
@@ -162,6 +161,7 @@ def _single(context: Context, operands: Operands, tile, number, count):
         _dv(context, operands, number + i, True)
         _dp(context, operands, number + i)
         _release(context.pipes.do, number + i)
+    _release(context.pipes.v, tile)
     _dk(context, operands, number + count - 1, count > 1, at_end=True)
     _dq(context, operands, number + count - 1, None)
 
@@ -172,7 +172,6 @@ def _paired(context: Context, operands: Operands, tile, number, count):
     _scores(context, operands, number, True)
     _await(context.pipes.v, tile)
     _dp(context, operands, number)
-    _await_dkv(context, tile)
     _dv(context, operands, number, False)
     _await(context.pipes.k_columns, tile)
     for i in cutlass.range(1, count, unroll=1):
@@ -185,6 +184,8 @@ def _paired(context: Context, operands: Operands, tile, number, count):
             _dp(context, operands, number + i)
         _dq(context, operands, number + i - 1, number + i)
         _dv(context, operands, number + i, True)
+    _release(context.pipes.k, tile)
+    _release(context.pipes.v, tile)
     _dk(context, operands, number + count - 1, count > 1, at_end=True)
     _dq(context, operands, number + count - 1, None)
 
@@ -195,14 +196,7 @@ def _await(feed, number) -> None:
 
 def _release(feed, number) -> None:
     """Frees a buffer when the products issued so far are complete."""
-    if feed.own:
-        feed.ring.consumer_release(feed.full(number))
-
-
-def _await_dkv(context: Context, tile) -> None:
-    """Waits until dK and dV of the tile before have been read."""
-    context.pipes.dkv_empty.wait(0, phase_before(tile))
-    tmem_fence("after")
+    feed.ring.consumer_release(feed.full(number))
 
 
 def _await_dq(context: Context, number, *places: DqOver) -> None:
