@@ -14,9 +14,9 @@ from jax_fa4.kernels.common import scheduler  # noqa: E402
 COUNT = ("mul", "B", ("mul", "H", "S"))
 
 
-def schedule(dims) -> scheduler.TileSchedule:
-    """S query blocks of H heads of B examples, in sections of K heads."""
-    return scheduler.TileSchedule(dims.S, dims.H, dims.B, dims.K)
+def schedule(dims) -> scheduler.CountedSchedule:
+    """S query blocks of H heads of B examples, in sections of K heads, in turn up to T tiles."""
+    return scheduler.CountedSchedule(dims.S, dims.H, dims.B, dims.K, dims.T)
 
 
 class Listing:
@@ -30,7 +30,7 @@ class Listing:
         self.kernel(g.tiles, tiles).launch(grid=(tiles.count, 1, 1), block=(32, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, rows: cute.Tensor, tiles: scheduler.TileSchedule):
+    def kernel(self, rows: cute.Tensor, tiles: scheduler.CountedSchedule):
         number = cute.arch.block_idx()[0]
         if cute.arch.thread_idx()[0] == 0:
             tile = tiles.tile(number)
@@ -46,25 +46,24 @@ class HandOut:
     def __call__(self, g, dims, stream):
         tiles, done, next_tile = schedule(dims), g.done, g.next_tile
         for _ in cutlass.range_constexpr(2):
-            scheduler.launch_reset(tiles, next_tile, dims.sm_count, stream)
+            scheduler.launch_reset(tiles, next_tile, stream)
             grid = cutlass.min(dims.sm_count, tiles.count)
             self.kernel(done, next_tile, tiles).launch(grid=(grid, 1, 1), block=(32, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, done: cute.Tensor, next_tile: cute.Tensor, tiles: scheduler.TileSchedule):
+    def kernel(self, done: cute.Tensor, next_tile: cute.Tensor, tiles: scheduler.CountedSchedule):
         number = cute.arch.block_idx()[0]
         while number < tiles.count:
             if cute.arch.thread_idx()[0] == 0:
                 cute.arch.atomic_add(done.iterator + number, Int32(1), sem="relaxed", scope="gpu")
-            number = scheduler.next_number(tiles, next_tile)
+            number = scheduler.next_number(tiles, number, next_tile)
 
 
-def run(kernel, artifact, q_blocks: int, heads: int, batch: int, section: int = 1, sm_count: int = 2, seed: int = 0):
+def run(kernel, artifact, dims: abi.Dims, seed: int = 0):
     """The kernel's output; the software GPU fills scratch memory with garbage."""
-    dims = abi.Dims(batch, q_blocks, 1, heads, section, sm_count)
     out = kernel.buffers[0]
     arrays = {out.name: np.full(out.dims(dims), -1, np.int32)}
-    report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count)
+    report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=dims.sm_count)
     assert report.complaints == []
     return arrays[out.name]
 
@@ -96,10 +95,12 @@ def test_sections_of_heads_longest_tiles_first(listing, q_blocks, heads, batch, 
         for q_block in reversed(range(q_blocks)):
             expected += [(*divmod(head, heads), q_block) for head in range(first, first + width)]
         first += width
-    assert run(Listing, listing, q_blocks, heads, batch, section).tolist() == [list(row) for row in expected]
+    assert run(Listing, listing, abi.Dims(batch, q_blocks, 0, heads, section, 2)).tolist() == [list(row) for row in expected]
 
 
+@pytest.mark.parametrize("static_count", [0, 29, 30])
 @pytest.mark.parametrize("sm_count", [1, 3, 64])
-def test_every_tile_is_handed_out_once_in_each_launch(hand_out, sm_count):
+def test_every_tile_is_handed_out_once_in_each_launch(hand_out, sm_count, static_count):
     for seed in range(4):
-        assert (run(HandOut, hand_out, 5, 3, 2, sm_count=sm_count, seed=seed) == 1).all()  # -1, and twice 1
+        done = run(HandOut, hand_out, abi.Dims(2, 5, static_count, 3, 1, sm_count), seed)
+        assert (done == 1).all()  # -1, and twice 1

@@ -57,6 +57,17 @@ class TileSchedule:
         return Tile(q_block, head - batch * self.heads, batch)
 
 
+@dataclasses.dataclass(frozen=True)
+class CountedSchedule(TileSchedule):
+    """Tiles that a counter hands out as CTAs ask for them, or in turn if there are at most `static_count`."""
+
+    static_count: Int32
+
+    @property
+    def is_static(self):
+        return self.count <= self.static_count
+
+
 def section_heads(longest_first: bool, group: int, kv_bytes_per_head, l2_bytes: int) -> Int32:
     """Heads per section: KV heads whose K and V fit in `l2_bytes` together, times the query heads that share one."""
     if not longest_first:
@@ -72,9 +83,9 @@ def reset(counter: cute.Tensor):
 
 
 @cute.jit
-def launch_reset(schedule: TileSchedule, counter: cute.Tensor, ctas: Int32, stream):
-    """Launches `reset`, if there are more tiles than CTAs: else the counter is not used."""
-    if schedule.count > ctas:
+def launch_reset(schedule: CountedSchedule, counter: cute.Tensor, stream):
+    """Launches `reset`, if the counter is used."""
+    if not schedule.is_static:
         _launch_reset(counter, stream)
 
 
@@ -83,19 +94,19 @@ def _launch_reset(counter: cute.Tensor, stream) -> None:
 
 
 @cute.jit
-def next_number(schedule: TileSchedule, counter: cute.Tensor):
-    """The next tile that no CTA has yet, by a `counter` that is zero at launch; past the last one, there is none.
+def next_number(schedule: CountedSchedule, number: Int32, counter: cute.Tensor):
+    """The tile after `number` for this CTA: the next in turn, or by the counter (zero at launch) that nobody has yet.
 
     Called by all lanes of one warp; all get the same answer.
     """
     ctas = cute.arch.grid_dim()[0]
-    number = schedule.count
-    if number > ctas:  # else there is nothing to hand out, and the counter was not reset
+    following = number + ctas
+    if not schedule.is_static:
         taken = Int32(0)
         if cute.arch.lane_idx() == 0:
             taken = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
-        number = ctas + cute.arch.shuffle_sync(taken, 0)
-    return number
+        following = ctas + cute.arch.shuffle_sync(taken, 0)
+    return following
 
 
 @dataclasses.dataclass(frozen=True)

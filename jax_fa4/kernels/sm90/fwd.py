@@ -23,7 +23,7 @@ from jax_fa4.kernels.common import abi, copies, pipelines, scheduler, segments, 
 from jax_fa4.kernels.common.by_length import launch, launch_by_length
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.sm90 import consumer, load
-from jax_fa4.kernels.sm90.plans import L2_SECTION_BYTES, ForwardPlan
+from jax_fa4.kernels.sm90.plans import L2_SECTION_BYTES, STATIC_BLOCKS, ForwardPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +120,14 @@ class Forward:
         kv_bytes = Int64(dims.T) * (2 * (self.spec.head_dim + self.spec.value_head_dim))
         sharing = self.spec.group // plan.packed_heads
         section = scheduler.section_heads(plan.longest_first, sharing, kv_bytes, L2_SECTION_BYTES)
-        schedule = scheduler.TileSchedule(q_blocks, dims.H // plan.packed_heads, dims.B, section)
+        rounds = Int32(1)
+        if not plan.longest_first:  # tiles of equal length
+            rounds = cutlass.max(STATIC_BLOCKS // cute.ceil_div(dims.T, plan.block_k), Int32(1))
+        schedule = scheduler.CountedSchedule(
+            q_blocks, dims.H // plan.packed_heads, dims.B, section, rounds * dims.sm_count
+        )
         grid = cutlass.min(dims.sm_count, schedule.count)
-        scheduler.launch_reset(schedule, g.next_tile, dims.sm_count, stream)
+        scheduler.launch_reset(schedule, g.next_tile, stream)
         if segments.in_mask(self.spec.mask):
             segments.launch_bounds(g, dims, plan.block_positions, plan.block_k, stream)
         self.kernel(

@@ -53,7 +53,7 @@ def run(kernel, loads, shared, g, dims, schedule):
             block, cursor = _next(blocks, cursor)
             k_state = _load_keys(k, k_state, block, shared.blocks)
             v_state = _load(v, v_state, previous)
-        number = scheduler.next_number(schedule, g.next_tile)
+        number = scheduler.next_number(schedule, number, g.next_tile)
         waiting = Values(kv_head, tile.batch, block)
     v_state = _load(_values(kernel, loads, shared, waiting), v_state, waiting.block)
     queue_state = scheduler.announce(shared.work, queue_state, scheduler.end_of_work())

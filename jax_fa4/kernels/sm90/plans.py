@@ -13,6 +13,10 @@ REGISTERS = 65536
 L2_SECTION_BYTES = 32 << 20
 """K and V of the heads that are worked on together, of the 50 MB of L2 cache."""
 
+STATIC_BLOCKS = 256
+"""Up to so many KV blocks a CTA, tiles of equal length are dealt out in turn: zeroing the counter that hands them out
+is a launch of its own, and takes 4 to 7 us."""
+
 SHORT_ROWS = 1536
 """Up to here tiles of 128 rows are faster than tiles of 192 (D = 64)."""
 
