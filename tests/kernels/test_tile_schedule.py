@@ -95,7 +95,8 @@ def test_sections_of_heads_longest_tiles_first(listing, q_blocks, heads, batch, 
         for q_block in reversed(range(q_blocks)):
             expected += [(*divmod(head, heads), q_block) for head in range(first, first + width)]
         first += width
-    assert run(Listing, listing, abi.Dims(batch, q_blocks, 0, heads, section, 2)).tolist() == [list(row) for row in expected]
+    tiles = run(Listing, listing, abi.Dims(batch, q_blocks, 0, heads, section, 2))
+    assert tiles.tolist() == [list(row) for row in expected]
 
 
 @pytest.mark.parametrize("static_count", [0, 29, 30])
