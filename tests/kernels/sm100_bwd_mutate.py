@@ -15,14 +15,18 @@ import sm100_mutate
 
 from jax_fa4 import compile, emulator, masks, plan
 from jax_fa4.kernels.common.abi import Dims
+from jax_fa4.kernels.sm100.bwd.plan import backward_plan
 from jax_fa4.peers import compiled
 from jax_fa4.runtime import Arguments
 from jax_fa4.spec import AttentionSpec
 
-FREE = (Dims(B=1, S=300, T=100, H=4, K=4, sm_count=2), Dims(B=1, S=100, T=100, H=24, K=24, sm_count=2))
-"""Tiles of several steps, and tiles of one, several in turn for each CTA or pair."""
 
-ORDERED = (Dims(B=1, S=300, T=600, H=2, K=2, sm_count=2), Dims(B=1, S=300, T=600, H=2, K=2, sm_count=4))
+def free(keys: int) -> tuple[Dims, ...]:
+    """One tile of so many keys a head: with several steps, and with one; several heads in turn for each CTA or pair."""
+    return Dims(1, 600, keys - 6, 4, 4, sm_count=2), Dims(1, 100, 100, 24, 24, sm_count=2)
+
+
+ORDERED = (Dims(1, 300, 600, 2, 2, sm_count=2), Dims(1, 300, 600, 2, 2, sm_count=4))
 """Several tiles that add to the same dQ, in turn and at a time."""
 
 
@@ -37,7 +41,7 @@ class Subject:
         self.artifact = compile.artifact(spec, sm100_mutate.ARCH, plan.SizeClass.MANY_TILES, "backward")
         rng = np.random.default_rng(0)
         self.problems = []
-        for dims in ORDERED if ordered else FREE:
+        for dims in ORDERED if ordered else free(backward_plan(spec).block_k):
             inputs, others = {}, {}
             for buffer in self.artifact.buffers:
                 shape, dtype = buffer.dims(dims), jnp.dtype(buffer.dtype)

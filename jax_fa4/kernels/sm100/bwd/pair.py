@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -68,6 +69,6 @@ def await_exchange(context, number: Int32):
 @cute.jit
 def relay(context, number: Int32, count: Int32):
     """The mma warp of the CTA that issues no products: tells the leader when dS of each of a tile's steps is here."""
-    for i in range(count):
+    for i in cutlass.range(count, unroll=1):
         await_exchange(context, number + i)
         report(context.plan, context.pipes.peer_exchange)
