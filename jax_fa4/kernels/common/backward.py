@@ -95,7 +95,7 @@ def apply_score_mods(spec, fragment: Fragment, geometry: masks.Geometry, g, slop
 
 
 def conditions(spec, fragment: Fragment, geometry: masks.Geometry, g) -> Callable[[int], list[Boolean]]:
-    """What register i must satisfy to survive, beside lying in its key's interval: by segments and predicates."""
+    """What register i must satisfy to survive, beside lying in its interval: by segments and predicates."""
     predicates = [part.function for part in spec.mask.parts if isinstance(part, masks.Predicate)]
     segments = any(isinstance(part, masks.Segments) for part in spec.mask.parts)
     if segments:
@@ -123,15 +123,21 @@ def conditions(spec, fragment: Fragment, geometry: masks.Geometry, g) -> Callabl
 
 def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:
     """Sets scores that do not survive to -inf, so that their P is 0."""
-    bounds = [masks.column_interval(spec.mask, fragment.key + step, geometry) for step in fragment.key_steps]
+    by_rows = len(fragment.query_steps) < len(fragment.key_steps)  # intervals of what a thread has fewer of
+    if by_rows:
+        start, steps = fragment.key, fragment.key_steps
+        bounds = [masks.row_interval(spec.mask, fragment.query + step, geometry) for step in fragment.query_steps]
+    else:
+        start, steps = fragment.query, fragment.query_steps
+        bounds = [masks.column_interval(spec.mask, fragment.key + step, geometry) for step in fragment.key_steps]
     others = conditions(spec, fragment, geometry, g)
     for i in range(fragment.size):
-        q_slot, k_slot = fragment.slots(i)
-        low, high = bounds[k_slot]
-        step = Int32(fragment.query_steps[q_slot])
-        keep = step < high - fragment.query
+        slot, along = fragment.slots(i) if by_rows else fragment.slots(i)[::-1]
+        low, high = bounds[slot]
+        step = Int32(steps[along])
+        keep = step < high - start
         if not (isinstance(low, int) and low == 0):
-            keep = keep & (step >= low - fragment.query)
+            keep = keep & (step >= low - start)
         for condition in others(i):
             keep = keep & condition
         fragment.values[i] = cutlass.select_(keep, fragment.values[i], Float32(softmax.NEG_INF))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 
@@ -85,3 +86,14 @@ def store_words(address: Int64, words: list[Uint32], predicate: Boolean) -> None
     cute.arch.inline_ptx(
         f"st.global{suffix}.b32 [{{$r0}}], {value};", read_only_args=[address, *words], predicate=predicate
     )
+
+
+def add_float32(address: Int64, values: list) -> None:
+    """Adds two or four float32 values to global memory at a byte address that is a multiple of their size."""
+    # Not `cute.arch.inline_ptx`, which copies its arguments to registers that the assembler then keeps apart.
+    operands = ", ".join(f"${i + 1}" for i in range(len(values)))
+    llvm.inline_asm(
+        None, [Int64(address).ir_value(), *(Float32(value).ir_value() for value in values)],
+        f"red.relaxed.gpu.global.add.v{len(values)}.f32 [$0], {{{operands}}};", ",".join(["l"] + ["f"] * len(values)),
+        has_side_effects=True,
+    )  # fmt: skip

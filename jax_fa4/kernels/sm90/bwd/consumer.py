@@ -28,7 +28,7 @@ from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd import epilogue
 from jax_fa4.kernels.sm90.bwd.fragments import Consumer, Statistics, begin, clear, end, scores_fragment
 from jax_fa4.kernels.sm90.bwd.layouts import as_left_operand, multiply
-from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit_ds
+from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit
 
 
 @cute.jit
@@ -125,7 +125,7 @@ def step(work, place, number, first: cutlass.Constexpr[bool]):
     cute.arch.fence_view_async_shared()  # of dQ and of dS
     if cutlass.const_expr(not first):
         epilogue.hand_over_dq(consumer)
-    commit_ds(pipes, ds_buffer)  # also: this warp's dQ of the step before is done
+    commit(pipes.ds, ds_buffer)  # also: this warp's dQ of the step before is done
 
 
 def issue_dq(consumer, state) -> cute.Tensor:

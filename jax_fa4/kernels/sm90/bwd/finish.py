@@ -18,7 +18,7 @@ def finish(
     """One tile of dQ; as many threads as the consumers that made it, each with the registers that it had there."""
     block, head, batch = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
-    rows, columns, parts = plan.block_q, plan.dq_columns, plan.consumers
+    rows, columns, parts = plan.block_q, plan.dq_columns, plan.dq_parts
     source = cute.make_tensor(
         dq_accumulator[batch, head, block, None].iterator,
         cute.make_layout((4, 128, plan.dq_floats // (512 * parts), parts)),

@@ -19,17 +19,13 @@ EAGER_GROUPS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """Operands of the products, as descriptors of shared memory, and what stays in registers across steps.
-
-    """
+    """Operands of the products, as descriptors of shared memory, and what stays in registers across steps."""
 
     scores_k: Any
     scores_q: Any
     dp_v: Any
     dp_do: Any
-    dv_p: Any
     dv_do: Any
-    dk_ds: Any
     dk_q: Any
     dq_ds: Any
     dq_k: Any
@@ -53,7 +49,6 @@ class Operands:
         return cls(
             scores_k=left(scores, shared.k), scores_q=right(scores, shared.q),
             dp_v=left(scores, shared.v), dp_do=right(scores, shared.do),
-            dv_p=left(dv, shared.p) if p.wide else None, dk_ds=left(dk, shared.ds) if p.wide else None,
             dv_do=right(dv, transposed(shared.do)), dk_q=right(dk, transposed(shared.q)),
             dq_ds=(right if p.dq_transposed else left)(dq, transposed(shared.ds)),
             dq_k=(left if p.dq_transposed else right)(dq, transposed(shared.k)),
@@ -66,7 +61,7 @@ class Consumer:
 
     Attributes:
       key, query: the first key and query of the thread's scores within the tile; it has key + 8 too.
-      query_groups: groups of 8 queries that its warpgroup has; the thread holds two of each.
+      query_groups: groups of 8 queries; the thread holds two of each.
       tile_copy: stores a fragment of the scores, rounded, as a (key, query) tile.
     """
 
@@ -81,15 +76,13 @@ class Consumer:
         self.operands = Operands.make(products, shared, plan, self.warpgroup * 128)
         self.quad_lane = in_group % 4
         key = in_group // 32 * 16 + in_group % 32 // 4
-        queries = plan.block_q // plan.consumers if plan.wide else plan.block_q
-        self.query_groups = queries // 8
-        self.key = key if plan.wide else key + self.warpgroup * 64
-        self.query = 2 * self.quad_lane + (self.warpgroup * queries if plan.wide else 0)
+        self.query_groups = plan.block_q // 8
+        self.key = key + self.warpgroup * 64
+        self.query = 2 * self.quad_lane
         self.tile_copy = cute.make_tiled_copy_C(
             cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), kernel.dtype), products.scores
         ).get_slice(thread)
         self.ds_target = self.tile_copy.partition_D(shared.ds)
-        self.p_target = self.tile_copy.partition_D(shared.p) if plan.wide else None
 
 
 class Statistics:
@@ -120,7 +113,7 @@ class Statistics:
 
 
 def scores_fragment(consumer, scores: cute.Tensor, place, tile) -> backward.Fragment:
-    """Which scores an accumulator ((2, 2, groups), 1, 1) holds: two keys, a quarter of the warpgroup's queries."""
+    """Which scores an accumulator ((2, 2, groups), 1, 1) holds: two keys, a quarter of the queries."""
     plan = consumer.plan
     return backward.Fragment(
         scores, lambda i: (i % 2 + 2 * (i // 4), i // 2 % 2),

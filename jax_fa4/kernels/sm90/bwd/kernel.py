@@ -92,7 +92,7 @@ class Backward:
         if plan.tile_heads < spec.group:
             keys.launch_round(g, stream)
         finish(products.dq, g.dq_accumulator, g.dq, plan, spec.scale).launch(
-            grid=(row_blocks, dims.H, dims.B), block=(128 * plan.consumers, 1, 1), stream=stream
+            grid=(row_blocks, dims.H, dims.B), block=(128 * plan.dq_parts, 1, 1), stream=stream
         )
 
     def blocks(self, dims, key_schedule):
@@ -129,8 +129,9 @@ class Backward:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == 0:
                 load.run(self, loads, shared, pipes, g, dims, key_schedule)
-            if warp == 1:
-                store.run(self, shared, pipes, g, dims, key_schedule)
+            if cutlass.const_expr(not plan.wide):
+                if warp == 1:
+                    store.run(self, shared, pipes, g, dims, key_schedule)
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             role = wide if plan.wide else consumer

@@ -25,9 +25,11 @@ def transposed(tensor: cute.Tensor) -> cute.Tensor:
 class Products:
     """The tiled products of a step. Keys are the rows of the scores: S^T = K Q^T, dP^T = V dO^T.
 
-    Warpgroups share the keys: P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. In a
-    `wide` plan each has all keys, and they share the columns: all left operands come from shared memory. dQ = dS K
-    always reads dS from there; they share its rows or columns, or the rows of its transpose.
+    Warpgroups share the keys: P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. dQ =
+    dS K reads dS from shared memory; they share its rows or columns, or the rows of its transpose.
+
+    In a `wide` plan queries are the rows, S = Q K^T, dP = dO V^T and dQ = dS K are one warpgroup's, dQ with dS in
+    registers, and warpgroups share the columns of dV and dK.
     """
 
     scores: cute.TiledMma
@@ -46,17 +48,22 @@ class Products:
             tile = (64, columns)
             return hopper_helpers.make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, split, tile, a)
 
-        split, left = (by_columns, shared) if plan.wide else (by_rows, registers)
+        if plan.wide:
+            alone = (1, 1, 1)
+            return cls(
+                scores=product(K_MAJOR, K_MAJOR, plan.block_k, alone),
+                dv=product(MN_MAJOR, MN_MAJOR, plan.tile_e, by_columns),
+                dk=product(MN_MAJOR, MN_MAJOR, plan.tile_d, by_columns),
+                dq=product(K_MAJOR, MN_MAJOR, plan.tile_d // plan.dq_slices, alone, registers),
+            )
         if plan.dq_transposed:
             dq = product(MN_MAJOR, MN_MAJOR, plan.block_q, by_rows)
         else:
-            dq = product(
-                MN_MAJOR, MN_MAJOR, plan.tile_d // plan.dq_slices, by_rows if plan.dq_by_rows else by_columns
-            )
+            dq = product(MN_MAJOR, MN_MAJOR, plan.tile_d, by_rows if plan.dq_by_rows else by_columns)
         return cls(
-            scores=product(K_MAJOR, K_MAJOR, plan.block_q, split),
-            dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, split, left),
-            dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, split, left),
+            scores=product(K_MAJOR, K_MAJOR, plan.block_q, by_rows),
+            dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, by_rows, registers),
+            dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, by_rows, registers),
             dq=dq,
         )
 
@@ -88,8 +95,8 @@ def as_left_operand(fragment: cute.Tensor) -> cute.Tensor:
 class Shared:
     """Tiles in shared memory.
 
-    `ds` is (key, query, stage), and so is `p` in a wide plan; `dq`, a slice of dQ for the store warp, is
-    (4, thread, vector, consumer), in accumulator order.
+    `ds` is (key, query, stage); `dq`, for the store warp, is (4, thread, vector, consumer), in accumulator order. In a
+    wide plan `ds` and `p` are (query, key, stage), and there is no `dq`.
     """
 
     q: cute.Tensor
@@ -98,7 +105,7 @@ class Shared:
     do: cute.Tensor
     ds: cute.Tensor
     p: cute.Tensor | None
-    dq: cute.Tensor
+    dq: cute.Tensor | None
     lse: cute.Tensor
     delta: cute.Tensor
     numbers: cute.Tensor
@@ -115,13 +122,15 @@ class Shared:
             return memory.allocate_tensor(Float32, cute.make_layout((p.block_q, stages)), 128)
 
         p = plan
-        part = p.dq_floats // (p.consumers * p.dq_slices)
+        rows, columns = (p.block_q, p.block_k) if p.wide else (p.block_k, p.block_q)
         return cls(
             q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.dq_columns, None, p.panel_k),
             v=tile(p.block_k, p.tile_e, None, p.panel_e), do=tile(p.block_q, p.tile_e, p.do_stages, p.panel_e),
-            ds=tile(p.block_k, p.block_q, p.ds_stages, p.panel_q),
-            p=tile(p.block_k, p.block_q, p.ds_stages) if p.wide else None,
-            dq=memory.allocate_tensor(Float32, cute.make_layout((4, 128, part // 512, p.consumers)), 1024),
+            ds=tile(rows, columns, p.ds_stages, p.panel_q),
+            p=tile(rows, columns, p.ds_stages, p.panel_q) if p.wide else None,
+            dq=None if p.wide else memory.allocate_tensor(
+                Float32, cute.make_layout((4, 128, p.dq_floats // (512 * p.consumers), p.consumers)), 1024
+            ),
             lse=statistic(p.q_stages), delta=statistic(p.do_stages),
             numbers=memory.allocate_tensor(Int32, cute.make_layout((NUMBER_STAGES,)), 16),
         )

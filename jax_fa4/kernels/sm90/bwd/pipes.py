@@ -18,7 +18,7 @@ from jax_fa4.kernels.common.prepare import STATISTIC_BYTES
 class Barrier(enum.IntEnum):
     """Named barriers. Those with a number per warpgroup take that many ids."""
 
-    CONSUMERS = 1  # all consumers of a wide plan: P and dS are in shared memory
+    DQ_ADDED = 1  # per consumer warpgroup of a deterministic wide plan: its warps have added a block's dQ
     DQ_FULL = 4  # per consumer warpgroup: consumer -> store warp
     DQ_EMPTY = 8  # per consumer warpgroup: store warp -> consumer
     TURN = 12  # per consumer warpgroup: to the next one
@@ -29,7 +29,8 @@ class Pipes:
     """Rings filled by the producer warp: Q with LSE, dO with delta, and one buffer each for K and V.
 
     `ds` is the ring of dS: every consumer warp fills its part, and waits for the whole. A part is filled again when its
-    warp knows by other means that all have read it, so that ring has no use for its empty barriers.
+    warp knows by other means that all have read it, so that ring has no use for its empty barriers. In a wide plan the
+    warps of one warpgroup fill a buffer, and `p` is a ring like it.
     `numbers` hands tile numbers from the producer warp to all others.
     """
 
@@ -38,15 +39,17 @@ class Pipes:
     k: PipelineTmaAsync
     v: PipelineTmaAsync
     ds: PipelineAsync
+    p: PipelineAsync | None
     numbers: PipelineAsync
 
     @classmethod
     def make(cls, plan) -> Pipes:
         p = plan
         warps = 4 * p.consumers
-        readers = warps + 1  # the store warp
+        readers = warps + (0 if p.wide else 1)  # the store warp
+        fillers = 4 if p.wide else warps
         barriers = cutlass.utils.SmemAllocator().allocate_array(
-            Int64, 2 * (p.q_stages + p.do_stages + 2 + p.ds_stages + NUMBER_STAGES)
+            Int64, 2 * (p.q_stages + p.do_stages + 2 + 2 * p.ds_stages + NUMBER_STAGES)
         )
 
         def ring(stages, rows=None, columns=0, statistic=0, writers=0, readers=warps):
@@ -63,13 +66,14 @@ class Pipes:
             q=ring(p.q_stages, p.block_q, p.tile_d, STATISTIC_BYTES),
             do=ring(p.do_stages, p.block_q, p.tile_e, STATISTIC_BYTES),
             k=ring(1, p.block_k, p.dq_columns), v=ring(1, p.block_k, p.tile_e),
-            ds=ring(p.ds_stages, writers=warps), numbers=ring(NUMBER_STAGES, writers=1, readers=readers),
+            ds=ring(p.ds_stages, writers=fillers), p=ring(p.ds_stages, writers=fillers) if p.wide else None,
+            numbers=ring(NUMBER_STAGES, writers=1, readers=readers),
         )
 
 
 @cute.jit
-def commit_ds(pipes, state):
-    """Tells all consumers that this warp's part of a buffer of dS is in shared memory."""
+def commit(ring, state):
+    """Tells all consumers that this warp's part of a buffer of dS or P is in shared memory."""
     cute.arch.sync_warp()
     with cute.arch.elect_one():
-        pipes.ds.producer_commit(state)
+        ring.producer_commit(state)

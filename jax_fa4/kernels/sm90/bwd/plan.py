@@ -22,17 +22,16 @@ ALIGNMENT_BYTES = 1024
 class BackwardPlan:
     """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
 
-    Consumer warpgroups share the keys, 64 each (see `consumer`). In a wide plan, with 64 keys in all, they share the
-    columns (see `wide`).
+    Consumer warpgroups share the keys, 64 each (see `consumer`). In a wide plan, with 64 keys in all, they take turns
+    with the blocks of queries, whose scores are not transposed there, and share the columns of dK and dV (see `wide`).
 
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
       block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 in all.
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64, or 96.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
-      ds_stages: buffers of dS (and of P, in a wide plan, which needs one); with two instead of three, warpgroups keep
+      ds_stages: buffers of dS (and of P, in a wide plan, which needs two); with two instead of three, warpgroups keep
         closer step.
-      dq_slices: parts in which dQ of a step is made and leaves.
       short: the plan for up to `short_rows` query rows, where wide blocks of queries cross the diagonal more often;
         both are in one artifact, and the host function picks by the length.
       tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
@@ -47,7 +46,6 @@ class BackwardPlan:
     q_stages: int = 2
     do_stages: int = 2
     ds_stages: int = 3
-    dq_slices: int = 1
     tile_heads: int = 1
     l2_bytes: int = 32 << 20
     short: BackwardPlan | None = None
@@ -91,13 +89,23 @@ class BackwardPlan:
 
     @property
     def panel_q(self) -> int:
-        """Columns of a swizzled panel of dS, whose columns are queries."""
+        """Columns of a swizzled panel of dS, whose columns are queries, or keys in a wide plan."""
         return _panel(self.block_q)
 
     @property
     def dq_columns(self) -> int:
         """Columns of K, and so of dQ: `tile_d`, or more where consumers share them as rows of dQ^T."""
         return max(self.tile_d, 64 * self.consumers) if self.dq_transposed else self.tile_d
+
+    @property
+    def dq_slices(self) -> int:
+        """Parts of 64 columns in which dQ of a step is made in a wide plan."""
+        return self.tile_d // 64
+
+    @property
+    def dq_parts(self) -> int:
+        """Warpgroups that share dQ of a step."""
+        return 1 if self.wide else self.consumers
 
     @property
     def dq_floats(self) -> int:
@@ -107,7 +115,7 @@ class BackwardPlan:
     @property
     def panel_k(self) -> int:
         """Columns of a swizzled panel of K."""
-        return _panel(self.dq_columns // self.consumers if self.wide else self.dq_columns)
+        return _panel(self.dq_columns)
 
     @property
     def panel_d(self) -> int:
@@ -127,7 +135,8 @@ class BackwardPlan:
             + self.ds_stages * self.block_q * self.block_k * (2 if self.wide else 1)
         )
         statistics = self.block_q * (self.q_stages + self.do_stages)
-        return 2 * elements + 4 * (self.dq_floats // self.dq_slices + statistics) + ALIGNMENT_BYTES
+        staged = 0 if self.wide else self.dq_floats
+        return 2 * elements + 4 * (staged + statistics) + ALIGNMENT_BYTES
 
 
 def _panel(columns: int) -> int:
@@ -156,6 +165,4 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
             return plan(96 if small else 80, 128, tile_d=96, tile_e=96 if small else tile_e, ds_stages=2)
         short = {"short": narrow, "short_rows": SHORT_ROWS} if is_causal(spec.mask) else {}
         return plan(80, 128, ds_stages=2, **short)
-    if tile_d == 256:
-        return plan(64, 64, do_stages=1, ds_stages=1, dq_slices=2)
-    return plan(64, 64, do_stages=1 if tile_e == 256 else 2, ds_stages=1)
+    return plan(64, 64, ds_stages=2)

@@ -18,7 +18,7 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
     """All tiles of this block. Every lane commits and waits, so that bulk groups count the same in each."""
     plan, spec = kernel.plan, kernel.spec
     lane, parts = cute.arch.lane_idx(), plan.consumers
-    slice_floats = plan.dq_floats // (parts * plan.dq_slices)  # of one consumer
+    part_floats = plan.dq_floats // parts
     number, turn = cute.arch.block_idx()[0], Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
@@ -30,25 +30,21 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
         last, before = tile.block, place.block
         for _ in cutlass.range(count, unroll=1):
             target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0)
-            for part_of_dq in cutlass.range_constexpr(plan.dq_slices):
-                for part in cutlass.range_constexpr(parts):
-                    cute.arch.cp_async_bulk_wait_group(parts - 1 - part, read=True)
-                    cute.arch.barrier_arrive(
-                        barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP
-                    )
-                if cutlass.const_expr(spec.deterministic and part_of_dq == 0):
-                    last = cutlass.select_(place.block <= before, tile.block, last)  # the first of a head
-                    last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, place.block, last)
-                    before = place.block
-                    others = dq_order.turn(kernel, g, tile, place.block, last)
-                    dq_order.wait(address(g.dq_counter, tile.batch, place.head, place.block), others)
-                for part in cutlass.range_constexpr(parts):
-                    cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
-                    if lane == 0:
-                        source = shared.dq[None, None, None, part].iterator
-                        offset = (part * plan.dq_slices + part_of_dq) * slice_floats
-                        reduce_add(source, target + offset, 4 * slice_floats)
-                    cute.arch.cp_async_bulk_commit_group()
+            for part in cutlass.range_constexpr(parts):
+                cute.arch.cp_async_bulk_wait_group(parts - 1 - part, read=True)
+                cute.arch.barrier_arrive(barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP)
+            if cutlass.const_expr(spec.deterministic):
+                last = cutlass.select_(place.block <= before, tile.block, last)  # the first of a head
+                last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, place.block, last)
+                before = place.block
+                others = dq_order.turn(kernel, g, tile, place.block, last)
+                dq_order.wait(address(g.dq_counter, tile.batch, place.head, place.block), others)
+            for part in cutlass.range_constexpr(parts):
+                cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
+                if lane == 0:
+                    source = shared.dq[None, None, None, part].iterator
+                    reduce_add(source, target + part * part_floats, 4 * part_floats)
+                cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(spec.deterministic):
                 dq_order.release(address(g.dq_counter, tile.batch, place.head, place.block))
             place = key_tiles.following(steps, place)
