@@ -31,6 +31,14 @@ void rethrow_in(const Warp& warp, const Error& error, int line) {
   throw Error(std::string(error.what()) + place, error.ptx_line ? error.ptx_line : line);
 }
 
+void rethrow_in(const Cluster& cluster, const Error& error) {
+  if (error.ptx_line == 0 || std::strstr(error.what(), "[kernel ")) throw error;
+  char place[160];
+  std::snprintf(place, sizeof place, " [kernel %.80s, cluster %" PRIu64 ", asynchronous operation of PTX line %d]",
+                cluster.launch.program.name.c_str(), cluster.number, error.ptx_line);
+  throw Error(std::string(error.what()) + place, error.ptx_line);
+}
+
 Cta::Cta(Cluster& owner, uint32_t cta_rank, Dim3 cta_index)
     : cluster(owner), rank(cta_rank), index(cta_index), memory_(nullptr, free_shared) {
   const Launch& launch = owner.launch;
@@ -208,6 +216,14 @@ bool Cluster::give_up_polls() {
 }
 
 Cluster::State Cluster::run() {
+  try {
+    return run_until_stopped();
+  } catch (const Error& error) {
+    rethrow_in(*this, error);
+  }
+}
+
+Cluster::State Cluster::run_until_stopped() {
   state = State::kReady;
   while (true) {
     if (stopped) return state = State::kTurn;

@@ -110,6 +110,7 @@ class Cluster {
   void threads_exited(Cta& cta, uint32_t threads);
 
  private:
+  State run_until_stopped();
   bool schedule();
   bool schedule_timed();
   bool give_up_polls();
@@ -120,7 +121,9 @@ class Cluster {
   std::vector<Warp*> warps_;
 };
 
-// Puts kernel, CTA, warp and PTX line before the message.
+// Puts kernel, CTA, warp and PTX line behind the message.
 [[noreturn]] void rethrow_in(const Warp& warp, const Error& error, int line);
+// Likewise kernel, cluster and PTX line, where the error is of an asynchronous operation and no warp's.
+[[noreturn]] void rethrow_in(const Cluster& cluster, const Error& error);
 
 }  // namespace emu

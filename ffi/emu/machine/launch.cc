@@ -14,6 +14,14 @@ namespace {
 constexpr uint64_t kIdleEpochs = 20000;  // epochs of nothing but loads from global memory: a hang
 constexpr uint32_t kSharedLimit = 232448 + kSharedBase;
 
+void step_in_turn(Cluster& cluster, Operation& operation) {
+  try {
+    operation.step(cluster);
+  } catch (const Error& error) {
+    rethrow_in(cluster, Error(error.what(), operation.line));
+  }
+}
+
 }  // namespace
 
 void TrafficCounters::add(const TrafficCounters& o) {
@@ -154,7 +162,7 @@ uint64_t Launch::take_turns() {
     if (turn.cluster->timing) turn.cluster->timing->now = turn.waiting.time;
     if (turn.waiting.answers) turn.cluster->stopped = false;
     if (turn.warp) turn.warp->run_one(turn.fragment);
-    else turn.waiting.operation->step(*turn.cluster);
+    else step_in_turn(*turn.cluster, *turn.waiting.operation);
     turn.cluster->state = Cluster::State::kReady;
   }
   return turns.size();
