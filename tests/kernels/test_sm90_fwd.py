@@ -34,6 +34,20 @@ def test_a_plan_over_its_budget_says_both_numbers():
 
 
 @pytest.mark.parametrize(
+    "head_dim, value_head_dim, group, buffered",
+    [(64, 64, 1, True), (128, 128, 16, True), (64, 64, 48, True), (64, 64, 3, False), (96, 96, 1, False),
+     (192, 128, 1, False), (256, 256, 1, False)],
+)  # fmt: skip
+def test_output_has_a_buffer_where_there_is_room_and_a_warps_rows_are_a_box(head_dim, value_head_dim, group, buffered):
+    chosen = plans.forward_plan(AttentionSpec("bfloat16", head_dim, value_head_dim, group))
+    assert chosen.buffers_output == buffered
+    if buffered:
+        rows, _ = chosen.store_tile
+        heads, positions = (1, rows) if chosen.packed_heads == 1 else rows
+        assert heads * positions == 16 and chosen.packed_heads % heads == 0
+
+
+@pytest.mark.parametrize(
     "mask, longest_first",
     [
         (masks.Full(), False),
@@ -56,10 +70,10 @@ def test_machine_code_spills_at_most_a_few_words(name):
     assert all(kernel.stack_bytes <= 16 for kernel in artifact.kernels)
 
 
-def emulate(case: cases.Case, seed: int, sm_count: int = 3, order: int = 0):
+def emulate(case: cases.Case, seed: int, sm_count: int = 3, order: int = 0, strict: bool = False):
     """(spec, operands, results) of one run on the software GPU; `order` seeds the order of execution."""
     spec, operands, artifact = kernel_of(case, "forward", seed)
-    return spec, operands, run(artifact, case.shape, operands, {}, order, sm_count)
+    return spec, operands, run(artifact, case.shape, operands, {}, order, sm_count, strict)
 
 
 @pytest.mark.parametrize("name", slow_unless(FAST))
@@ -78,6 +92,22 @@ def test_results_do_not_depend_on_the_order_of_execution(name, software_gpu):
         other = emulate(case, 3, sm_count, order)[2]
         for key, value in first.items():
             assert value.tobytes() == other[key].tobytes()
+
+
+@pytest.mark.parametrize("name", slow_unless(FAST))
+def test_strict_runs_have_no_complaint(name, software_gpu):
+    for order in range(4):
+        emulate(CASES[name], 3, sm_count=1 + order, order=order, strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group, head_dim", [(16, 128), (48, 64), (128, 256)])
+def test_many_heads_in_a_tile(group, head_dim, software_gpu):
+    """A warp's rows hold as many heads of a position, or a part of them."""
+    shape = cases.Shape(B=1, S=11, T=150, H=group, K=1, D=head_dim, E=head_dim)
+    case = dataclasses.replace(CASES["causal"], name="many-heads", shape=shape)
+    spec, operands, results = emulate(case, seed=5)
+    assert [str(row) for row in accuracy.judge(results, spec, operands) if not row.ok] == []
 
 
 @pytest.mark.gpu

@@ -31,6 +31,12 @@ def tma_load_atom(tensor: cute.Tensor, smem_layout, tile: tuple):
     return info[0], info[1]
 
 
+def tma_store_atom(tensor: cute.Tensor, smem_layout, tile: tuple):
+    """(atom, coordinate tensor) that stores `tile` of the first two modes, but not what lies outside the tensor."""
+    info = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, smem_layout, tile)
+    return info[0], info[1]
+
+
 def tma_partition(atom: cute.CopyAtom, shared: cute.Tensor, tiles: cute.Tensor):
     """(shared, global) views with one mode per copy: mode 0 of both is the tile, the rest stages and tiles."""
     return cpasync.tma_partition(

@@ -58,6 +58,15 @@ def release(ring, state):
         ring.sync_object_empty.arrive(state.index, ring.consumer_mask)
 
 
+def release_if(condition, ring, state) -> None:
+    """Like a consumer warp's release of a buffer, if `condition` (the same in the whole warp) holds; has no branch."""
+    cute.arch.inline_ptx(
+        "mbarrier.arrive.shared::cta.b64 _, [{$r0}];",
+        read_only_args=[Int32(ring.sync_object_empty.get_barrier(state.index).toint())],
+        predicate=condition & (cute.arch.lane_idx() == 0),
+    )
+
+
 def _threads(count: int) -> pipeline.CooperativeGroup:
     return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
 

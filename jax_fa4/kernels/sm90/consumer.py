@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4.kernels.common import mask, pipelines, scheduler, sequence, softmax
 from jax_fa4.kernels.sm90 import epilogue, load
+from jax_fa4.kernels.sm90.accumulators import packed_rows, rows_view
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,6 @@ class Lane:
     column: Int32
 
 
-def rows_view(accumulator: cute.Tensor) -> cute.Tensor:
-    """A WGMMA accumulator ((2 columns, 2 rows, n / 8), 1, 1) as (rows, columns)."""
-    groups = cute.size(accumulator) // 4
-    return cute.make_tensor(accumulator.iterator, cute.make_layout((2, (2, groups)), stride=(2, (1, 4))))
-
-
 def multiply(product, accumulator, a, b, accumulate: bool) -> None:
     """Issues accumulator (+)= a b as one group of asynchronous products; does not wait."""
     atom = cute.make_mma_atom(product.op)
@@ -56,7 +51,7 @@ def multiply(product, accumulator, a, b, accumulate: bool) -> None:
 
 
 @cute.jit
-def run(kernel, products, shared, g, dims, schedule):
+def run(kernel, products, shared, transfers, g, dims):
     """All tiles of this CTA."""
     plan = kernel.plan
     thread = cute.arch.thread_idx()[0] - 128
@@ -75,7 +70,8 @@ def run(kernel, products, shared, g, dims, schedule):
     statistics = softmax.OnlineSoftmax(2, 4, kernel.scale_log2)
     turns = pipelines.Turns(1 if plan.turns == "none" else plan.warpgroups)
     turns.begin(group)
-    work = Work(kernel, products, shared, operand, scores, lane, statistics, turns, g, dims)
+    store = epilogue.Store.make(kernel, products, transfers, in_group)
+    work = Work(kernel, products, shared, operand, scores, lane, statistics, turns, store, g, dims)
 
     state = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, n) for n in (plan.q_stages, plan.stages)]
     q_state, kv_state = state
@@ -84,6 +80,8 @@ def run(kernel, products, shared, g, dims, schedule):
     _begin(work, todo, q_state, kv_state, (q_state.index, kv_state.index))
     while todo.tile.q_block >= 0:
         todo, queue_state, q_state, kv_state = _tile(work, todo, queue_state, q_state, kv_state)
+    if cutlass.const_expr(kernel.buffers_output):
+        epilogue.wait_until_read()
 
 
 @cute.jit
@@ -112,12 +110,14 @@ def _tile(work, todo, queue_state, q_state, kv_state):
     element_mask = sequence.element_mask(spec, work.g, tile.batch, rows, geometry)
     block = Block(work, tile, q_state, geometry, rows, heads, element_mask)
 
-    ready = _first(block, kv_state)
-    for _ in cutlass.range(todo.masked_steps, unroll=1):
-        kv_state, ready = _step(block, kv_state, ready, True)
-    for _ in cutlass.range(todo.full_steps, unroll=1):
-        kv_state, ready = _step(block, kv_state, ready, False)
-    work.shared.q_pipeline.consumer_release(q_state)
+    steps = todo.masked_steps + todo.full_steps
+    ready = _first(block, kv_state, steps == 0)
+    for i in cutlass.range(todo.masked_steps, unroll=1):
+        kv_state, ready = _step(block, kv_state, ready, True, i == steps - 1)
+    for i in cutlass.range(todo.full_steps, unroll=1):
+        kv_state, ready = _step(block, kv_state, ready, False, i == todo.full_steps - 1)
+    if cutlass.const_expr(plan.q_stages > 1):
+        work.shared.q_pipeline.consumer_release(q_state)
     used = (q_state.index, kv_state.index)
     q_state.advance()
     following, queue_state = scheduler.receive(work.shared.work, queue_state)
@@ -134,8 +134,9 @@ def _tile(work, todo, queue_state, q_state, kv_state):
     else:
         warpgroup.wait_group(0)
         work.shared.v_pipeline.consumer_release(last)
-        epilogue.run(block)
+        half = epilogue.begin(block)
         _begin(work, following, q_state, kv_state, used)
+        epilogue.end(block, half)
     return following, queue_state, q_state, kv_state
 
 
@@ -151,6 +152,7 @@ class Work:
     lane: Lane
     statistics: softmax.OnlineSoftmax
     turns: pipelines.Turns
+    store: epilogue.Store
     g: Any
     dims: Any
 
@@ -193,20 +195,12 @@ def _scores_fragment(block, kv_block, masked: bool):
     return fragment
 
 
-def _packed_rows(p: cute.Tensor, dtype) -> softmax.PackedRows:
-    """P as the operand of the second product: 16-bit values in the accumulator's order, (rows, pairs of columns)."""
-    words = cute.recast_tensor(p, Uint32)
-    layout = cute.make_layout((2, cute.size(words) // 2), stride=(1, 2))
-    return softmax.PackedRows(cute.make_tensor(words.iterator, layout), dtype)
-
-
-def _first(block, state):
+def _first(block, state, last):
     """The first block, whose scores are under way: no P yet, nothing to rescale."""
     work = block.work
     warpgroup.wait_group(0)
     kv_block = work.shared.blocks[state.index]
-    cute.arch.sync_warp()  # all lanes have read it
-    work.shared.k_pipeline.consumer_release(state)
+    _release_scores(block, state, last)
     ready = _look_ahead(work, state)
     work.statistics.reset()
     work.operand.o.fill(0.0)
@@ -215,6 +209,15 @@ def _first(block, state):
     _turn(work, "tiles", work.turns.pass_on)
     softmax.convert_pairs(work.scores, work.operand.p)
     return ready
+
+
+def _release_scores(block, state, last):
+    """Gives back K; with the tile's `last` block also Q, if the next tile's has to wait for its buffer."""
+    work = block.work
+    cute.arch.sync_warp()  # all lanes have read which block it is
+    work.shared.k_pipeline.consumer_release(state)
+    if work.kernel.plan.q_stages == 1:  # no branch: it would make products wait for each other
+        pipelines.release_if(last, work.shared.q_pipeline, block.q_state)
 
 
 def _turn(work, of: str, action) -> None:
@@ -230,11 +233,11 @@ def _look_ahead(work, state):
     return pipelines.is_full(work.shared.k_pipeline, following), pipelines.is_full(work.shared.v_pipeline, state)
 
 
-def _step(block, state, ready, masked: bool):
+def _step(block, state, ready, masked: bool, last):
     """Another block, with the previous block's P in registers.
 
-    `ready` says which of its buffers are known to be full. Returns the state of the block's buffers, and `ready` for
-    the next block.
+    `ready` says which of its buffers are known to be full, `last` whether the tile ends with it. Returns the state of
+    the block's buffers, and `ready` for the next block.
     """
     work = block.work
     previous = state.clone()
@@ -247,13 +250,12 @@ def _step(block, state, ready, masked: bool):
     _turn(work, "blocks", work.turns.pass_on)
     warpgroup.wait_group(1)
     kv_block = work.shared.blocks[state.index]
-    cute.arch.sync_warp()  # all lanes have read it
-    work.shared.k_pipeline.consumer_release(state)
+    _release_scores(block, state, last)
     ready = _look_ahead(work, state)
     fragment = _scores_fragment(block, kv_block, masked)
     if work.kernel.plan.is_lazy(masked):
         next_p = cute.make_rmem_tensor_like(work.operand.p)
-        packed = _packed_rows(next_p, work.kernel.dtype)
+        packed = packed_rows(next_p, work.kernel.dtype)
         sums, fits = work.statistics.lazy_step(fragment, packed)
         _finish_before_wait(sums)
         warpgroup.wait_group(0)

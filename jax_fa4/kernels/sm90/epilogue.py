@@ -1,69 +1,138 @@
-"""The end of a tile: normalise O and write it and LSE from registers."""
+"""The end of a tile: normalise O and write it and LSE."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import warp
 
 from jax_fa4.kernels.common import copies, softmax
+from jax_fa4.kernels.sm90.accumulators import packed_rows, rows_view
 
 
-def run(block):
-    """Writes this thread's rows of O [B, S, H, E] and of LSE [B, H, S].
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """How O leaves through shared memory: registers to there in the order of a warpgroup's accumulator, then TMA."""
 
-    Rows leave straight from registers, without a stop in shared memory: four lanes exchange words so that each holds 16
-    contiguous bytes. So the next tile's loads never wait for this tile's stores, and the bounds are exact.
+    copy: Any
+    atom: cute.CopyAtom | None
+    o: cute.Tensor | None
+
+    @classmethod
+    def make(cls, kernel, products, transfers, thread: Int32) -> Store:
+        """For a thread of a warpgroup."""
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), kernel.dtype)
+        copy = cute.make_tiled_copy_C(atom, products.group_output).get_slice(thread)
+        return cls(copy, transfers.o_atom, transfers.o)
+
+
+def run(block) -> None:
+    """Writes this thread's rows of O [B, S, H, E] and of LSE [B, H, S]."""
+    end(block, begin(block))
+
+
+def begin(block) -> list[Float32]:
+    """The first half of `run`, and what the second half wants.
+
+    O of 16 bits passes through shared memory where it has room there: each warp leaves its 16 rows to TMA, which minds
+    the bounds, and goes on. Otherwise rows leave straight from registers; the next tile's first scores can be issued
+    between the two halves.
     """
-    from jax_fa4.kernels.sm90.consumer import rows_view
+    scales = _write_lse(block)
+    if block.work.kernel.buffers_output:
+        _store_by_tma(block, scales)
+    else:
+        _store_row(block, scales, 0)
+    return scales
 
-    work, tile, geometry, rows = block.work, block.tile, block.geometry, block.rows
-    kernel, lane, g, dims = work.kernel, work.lane, work.g, work.dims
-    spec = kernel.spec
-    sink = None
-    if spec.sink:
-        sink = [g.sinks[head] for head in block.heads]
+
+def end(block, scales: list[Float32]) -> None:
+    """The second half."""
+    if not block.work.kernel.buffers_output:
+        _store_row(block, scales, 1)
+
+
+def _write_lse(block) -> list[Float32]:
+    """Writes LSE of this thread's rows; returns the factors that normalise their O."""
+    work, tile, geometry = block.work, block.tile, block.geometry
+    lane, g, dims = work.lane, work.g, work.dims
+    sink = [g.sinks[head] for head in block.heads] if work.kernel.spec.sink else None
     inverses, lses = work.statistics.finish(sink)
-    output = rows_view(work.operand.o)
-    quad = lane.column // 2
-    for r in range(2):
-        row, head = rows[r], block.heads[r]
-        exists = row < dims.S
+    scales = []
+    for r, (row, head) in enumerate(zip(block.rows, block.heads, strict=True)):
         live = row < geometry.q_length
-        lse = lses[r]
         lse_row = (Int64(tile.batch) * dims.H + head) * dims.S + row
         address = g.lse.iterator.toint() + lse_row * 4
-        lse = cutlass.select_(live, lse, sink[r] if sink is not None else Float32(softmax.NEG_INF))
-        copies.store_words(address, [Float32(lse).bitcast(Uint32)], exists & (quad == 0))
-        scale = cutlass.select_(live, inverses[r], Float32(0.0))
-        element = ((Int64(tile.batch) * dims.S + row) * dims.H + head) * spec.value_head_dim
-        values = [Float32(output[r, c] * scale) for c in range(cute.size(output, mode=[1]))]
-        if spec.float32_out:
-            _store_float32(g.o.iterator.toint() + element * 4, values, quad, exists, spec.value_head_dim)
-        else:
-            _store_16bit(g.o.iterator.toint() + element * 2, values, quad, exists, kernel)
+        lse = cutlass.select_(live, lses[r], sink[r] if sink is not None else Float32(softmax.NEG_INF))
+        copies.store_words(address, [Float32(lse).bitcast(Uint32)], (row < dims.S) & (lane.column == 0))
+        scales.append(Float32(cutlass.select_(live, inverses[r], Float32(0.0))))
+    return scales
+
+
+def wait_until_read() -> None:
+    """Until TMA has read what this warp left in shared memory, which it may then overwrite or, at the end, give up."""
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
+    cute.arch.sync_warp()
+
+
+def _store_by_tma(block, scales) -> None:
+    work, tile, plan = block.work, block.tile, block.work.kernel.plan
+    output = rows_view(work.operand.o)
+    rounded = cute.make_rmem_tensor(work.operand.o.layout, work.kernel.dtype)
+    words = packed_rows(rounded, work.kernel.dtype).words
+    for r, scale in enumerate(scales):
+        for c in range(0, cute.size(output, mode=[1]), 2):
+            words[r, c // 2] = softmax.pack(output[r, c] * scale, output[r, c + 1] * scale, work.kernel.dtype)
+    place = work.shared.o[None, None, work.lane.warpgroup]
+    wait_until_read()
+    cute.copy(work.store.copy, work.store.copy.retile(rounded), work.store.copy.partition_D(place))
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_warp()
+    warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % 4
+    rows = (tile.q_block * plan.warpgroups + work.lane.warpgroup) * 4 + warp_in_group
+    if plan.packed_heads > 1:  # (heads, positions), in units of the box
+        parts = max(plan.packed_heads // 16, 1)
+        rows = (rows % parts, rows // parts)
+    o = work.store.o[None, None, tile.head, tile.batch]
+    for panel in range(plan.value_tile_dim // 64):
+        source = cute.local_tile(place, (16, 64), (warp_in_group, panel))
+        target = cute.local_tile(o, plan.store_tile, (rows, panel))
+        cute.copy(work.store.atom, *copies.tma_partition(work.store.atom, source, target))
+    cute.arch.cp_async_bulk_commit_group()
+
+
+def _store_row(block, scales, r: int) -> None:
+    """One of the thread's two rows, from registers. Four lanes exchange words so that each stores 16 contiguous bytes,
+    in float32 a half of a 32-byte sector."""
+    work, tile, spec = block.work, block.tile, block.work.kernel.spec
+    output, quad = rows_view(work.operand.o), work.lane.column // 2
+    exists = block.rows[r] < work.dims.S
+    element = ((Int64(tile.batch) * work.dims.S + block.rows[r]) * work.dims.H + block.heads[r]) * spec.value_head_dim
+    values = [Float32(output[r, c] * scales[r]) for c in range(cute.size(output, mode=[1]))]
+    if spec.float32_out:
+        _store_float32(work.g.o.iterator.toint() + element * 4, values, quad, exists, spec.value_head_dim)
+    else:
+        words = [softmax.pack(*values[c : c + 2], work.kernel.dtype) for c in range(0, len(values), 2)]
+        _store_16bit(work.g.o.iterator.toint() + element * 2, words, quad, exists, spec.value_head_dim)
 
 
 def _store_float32(address, values, quad, exists, columns: int):
-    """Two neighbouring float32 a lane: four lanes fill a 32-byte sector."""
+    """Two neighbouring float32 a lane."""
     for i in range(len(values) // 2):
         if 8 * i < columns:
             words = [v.bitcast(Uint32) for v in values[2 * i : 2 * i + 2]]
             copies.store_words(address + (8 * i * 4) + quad * 8, words, exists)
 
 
-def _store_16bit(address, values, quad, exists, kernel):
+def _store_16bit(address, words, quad, exists, columns: int):
     """Per 32 columns four words a lane, transposed over the quad: lane i then holds columns 8i to 8i + 7 of them."""
-    columns = kernel.spec.value_head_dim
-    packed = cute.make_rmem_tensor((len(values),), kernel.dtype)
-    source = cute.make_rmem_tensor((len(values),), Float32)
-    for i, value in enumerate(values):
-        source[i] = value
-    softmax.convert_pairs(source, packed)
-    words = cute.recast_tensor(packed, Uint32)
-    for block in range(len(values) // 8):
+    for block in range(len(words) // 4):
         if 32 * block < columns:
-            mine = copies.transpose_quad([words[4 * block + j] for j in range(4)], quad)
+            mine = copies.transpose_quad(words[4 * block : 4 * block + 4], quad)
             start = 32 * block + quad * 8
             inside = exists & (start < columns) if columns % 32 else exists
             copies.store_words(address + start * 2, mine, inside)

@@ -27,8 +27,9 @@ from jax_fa4.kernels.sm90.plans import L2_SECTION_BYTES, STATIC_BLOCKS, ForwardP
 
 
 @dataclasses.dataclass(frozen=True)
-class Loads:
-    """TMA atoms and coordinate tensors: k (T, D, K, B), v (E, T, K, B), q (S, D, H, B) or packed ((G, S), D, K, B)."""
+class Transfers:
+    """TMA atoms and coordinate tensors: k (T, D, K, B), v (E, T, K, B), q (S, D, H, B) or packed ((G, S), D, K, B), and
+    o like q, or None where threads store it."""
 
     q_atom: cute.CopyAtom
     q: cute.Tensor
@@ -36,23 +37,28 @@ class Loads:
     k: cute.Tensor
     v_atom: cute.CopyAtom
     v: cute.Tensor
+    o_atom: cute.CopyAtom | None
+    o: cute.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """Both tiled products, per CTA: scores = Q K^T and output = P V with P from registers."""
+    """Both tiled products, per CTA: scores = Q K^T and output = P V with P from registers; and a warpgroup's output."""
 
     scores: cute.TiledMma
     output: cute.TiledMma
+    group_output: cute.TiledMma
 
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """Tiles in shared memory, the rings that guard them, the KV block in each K buffer, and the queue of work."""
+    """Tiles in shared memory (o: if it has a buffer), the rings that guard them, the KV block in each K buffer, and the
+    queue of work."""
 
     q: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
+    o: cute.Tensor | None
     q_pipeline: Any
     k_pipeline: Any
     v_pipeline: Any
@@ -72,6 +78,7 @@ class Forward:
             scratch += segments.scratch(plan.block_positions, plan.block_k)
         self.buffers = abi.forward_buffers(spec) + scratch
         self.dtype = DTYPES[spec.dtype]
+        self.buffers_output = plan.buffers_output and not spec.float32_out
         # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
         self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
 
@@ -90,11 +97,14 @@ class Forward:
         scores = hopper.make_trivial_tiled_mma(
             self.dtype, self.dtype, kmajor, kmajor, Float32, atoms, (64, plan.block_k)
         )
-        output = hopper.make_trivial_tiled_mma(
-            self.dtype, self.dtype, kmajor, OperandMajorMode.MN, Float32, atoms, (64, plan.value_tile_dim),
-            warpgroup.OperandSource.RMEM,
+        output, group_output = (
+            hopper.make_trivial_tiled_mma(
+                self.dtype, self.dtype, kmajor, OperandMajorMode.MN, Float32, groups, (64, plan.value_tile_dim),
+                warpgroup.OperandSource.RMEM,
+            )
+            for groups in (atoms, (1, 1, 1))
         )  # fmt: skip
-        return Products(scores, output)
+        return Products(scores, output, group_output)
 
     @cute.jit
     def __call__(self, g, dims, stream):
@@ -116,6 +126,10 @@ class Forward:
         v_atom, v = copies.tma_load_atom(
             copies.permuted(g.v, 3, 1, 2, 0), cute.select(v_layout, mode=[0, 1]), (plan.value_tile_dim, plan.block_k)
         )
+        o_atom, o = None, None
+        if self.buffers_output:
+            o_layout = copies.rows_layout(self.dtype, 16, 64)
+            o_atom, o = copies.tma_store_atom(copies.packed_rows(g.o, plan.packed_heads), o_layout, plan.store_tile)
         q_blocks = (dims.S + (plan.block_positions - 1)) // plan.block_positions
         kv_bytes = Int64(dims.T) * (2 * (self.spec.head_dim + self.spec.value_head_dim))
         sharing = self.spec.group // plan.packed_heads
@@ -131,7 +145,8 @@ class Forward:
         if segments.in_mask(self.spec.mask):
             segments.launch_bounds(g, dims, plan.block_positions, plan.block_k, stream)
         self.kernel(
-            Loads(q_atom, q, k_atom, k, v_atom, v), self.products(), (q_layout, k_layout, v_layout), g, dims, schedule
+            Transfers(q_atom, q, k_atom, k, v_atom, v, o_atom, o), self.products(), (q_layout, k_layout, v_layout),
+            g, dims, schedule,
         ).launch(
             grid=(grid, 1, 1),
             block=(128 * (plan.warpgroups + 1), 1, 1),
@@ -140,14 +155,14 @@ class Forward:
         )
 
     @cute.kernel
-    def kernel(self, loads: Loads, products: Products, layouts, g, dims, schedule):
+    def kernel(self, transfers: Transfers, products: Products, layouts, g, dims, schedule):
         plan = self.plan
         q_layout, k_layout, v_layout = layouts
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0:
-            cpasync.prefetch_descriptor(loads.q_atom)
-            cpasync.prefetch_descriptor(loads.k_atom)
-            cpasync.prefetch_descriptor(loads.v_atom)
+            cpasync.prefetch_descriptor(transfers.q_atom)
+            cpasync.prefetch_descriptor(transfers.k_atom)
+            cpasync.prefetch_descriptor(transfers.v_atom)
 
         storage = SmemAllocator()
         barriers = storage.allocate_array(Int64, 2 * (plan.q_stages + 2 * plan.stages + load.QUEUE_SLOTS))
@@ -157,20 +172,23 @@ class Forward:
             self.dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )
         q, k, v = tensor(q_layout), tensor(k_layout), tensor(v_layout)
+        o = None
+        if const_expr(self.buffers_output):
+            o = tensor(copies.rows_layout(self.dtype, 64, plan.value_tile_dim, plan.warpgroups))
         size = lambda layout: cute.size_in_bytes(self.dtype, cute.select(layout, mode=[0, 1]))  # noqa: E731
         rings = []
         for layout, stages in ((q_layout, plan.q_stages), (k_layout, plan.stages), (v_layout, plan.stages)):
             rings.append(pipelines.tma_load_pipeline(barriers, stages, size(layout), 4 * plan.warpgroups))
             barriers = barriers + 2 * stages
         queue = scheduler.work_queue(barriers, words, 4 * plan.warpgroups)
-        shared = Shared(q, k, v, *rings, blocks, queue)
+        shared = Shared(q, k, v, o, *rings, blocks, queue)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 
         if warp < 4:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == 0:
-                load.run(self, loads, shared, g, dims, schedule)
+                load.run(self, transfers, shared, g, dims, schedule)
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            consumer.run(self, products, shared, g, dims, schedule)
+            consumer.run(self, products, shared, transfers, g, dims)

@@ -25,8 +25,12 @@ class Copy:
 
 
 @cute.jit
-def run(kernel, loads, shared, g, dims, schedule):
-    """All tiles of this CTA. K runs one block ahead of V, as the consumers need them."""
+def run(kernel, transfers, shared, g, dims, schedule):
+    """All tiles of this CTA. K runs one block ahead of V, as the consumers need them.
+
+    The next tile is drawn as late as goes without a pause, so that it goes to the CTA that is free first: before the
+    last block is loaded, or after it where tiles have equal length.
+    """
     plan, spec = kernel.plan, kernel.spec
     q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.q_stages)
     k_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
@@ -42,21 +46,34 @@ def run(kernel, loads, shared, g, dims, schedule):
         queue_state = scheduler.announce(shared.work, queue_state, scheduler.Work(tile, masked_steps, full_steps))
 
         kv_head = tile.head * plan.packed_heads // spec.group
-        q, k, v = _copies(kernel, loads, shared, tile, kv_head)
+        q, k, v = _copies(kernel, transfers, shared, tile, kv_head)
         block, cursor = _next(blocks, _begin(blocks))
         k_state = _load_keys(k, k_state, block, shared.blocks)
         if waiting.block >= 0:
-            v_state = _load(_values(kernel, loads, shared, waiting), v_state, waiting.block)
+            v_state = _load(_values(kernel, transfers, shared, waiting), v_state, waiting.block)
         q_state = _load(q, q_state, 0)
-        for _ in cutlass.range(masked_steps + full_steps, unroll=1):
+        steps = masked_steps + full_steps
+        if cutlass.const_expr(plan.longest_first):
+            number = _draw_if(steps == 0, schedule, number, g.next_tile)
+        for i in cutlass.range(steps, unroll=1):
+            if cutlass.const_expr(plan.longest_first):
+                number = _draw_if(i == steps - 1, schedule, number, g.next_tile)
             previous = block
             block, cursor = _next(blocks, cursor)
             k_state = _load_keys(k, k_state, block, shared.blocks)
             v_state = _load(v, v_state, previous)
-        number = scheduler.next_number(schedule, number, g.next_tile)
+        if cutlass.const_expr(not plan.longest_first):
+            number = scheduler.next_number(schedule, number, g.next_tile)
         waiting = Values(kv_head, tile.batch, block)
-    v_state = _load(_values(kernel, loads, shared, waiting), v_state, waiting.block)
+    v_state = _load(_values(kernel, transfers, shared, waiting), v_state, waiting.block)
     queue_state = scheduler.announce(shared.work, queue_state, scheduler.end_of_work())
+
+
+@cute.jit
+def _draw_if(condition, schedule, number, counter):
+    if condition:
+        number = scheduler.next_number(schedule, number, counter)
+    return number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,24 +112,24 @@ def _next(blocks, cursor):
     return blocks.block(cursor), cursor + 1
 
 
-def _copies(kernel, loads, shared, tile, kv_head) -> tuple[Copy, Copy, Copy]:
+def _copies(kernel, transfers, shared, tile, kv_head) -> tuple[Copy, Copy, Copy]:
     """The tile's sources of Q (one tile), K and V (a mode of KV blocks)."""
     plan = kernel.plan
     q_index = tile.q_block if plan.packed_heads == 1 else (0, tile.q_block)
-    q = cute.local_tile(loads.q[None, None, tile.head, tile.batch], plan.q_tile, (q_index, 0))
-    k = cute.local_tile(loads.k[None, None, kv_head, tile.batch], (plan.block_k, plan.tile_dim), (None, 0))
+    q = cute.local_tile(transfers.q[None, None, tile.head, tile.batch], plan.q_tile, (q_index, 0))
+    k = cute.local_tile(transfers.k[None, None, kv_head, tile.batch], (plan.block_k, plan.tile_dim), (None, 0))
     return (
-        _copy(loads.q_atom, q, shared.q, shared.q_pipeline),
-        _copy(loads.k_atom, k, shared.k, shared.k_pipeline),
-        _values(kernel, loads, shared, Values(kv_head, tile.batch, Int32(0))),
+        _copy(transfers.q_atom, q, shared.q, shared.q_pipeline),
+        _copy(transfers.k_atom, k, shared.k, shared.k_pipeline),
+        _values(kernel, transfers, shared, Values(kv_head, tile.batch, Int32(0))),
     )
 
 
-def _values(kernel, loads, shared, values: Values) -> Copy:
+def _values(kernel, transfers, shared, values: Values) -> Copy:
     """The source of V of an example's KV head (a mode of KV blocks)."""
     tile = (kernel.plan.value_tile_dim, kernel.plan.block_k)
-    v = cute.local_tile(loads.v[None, None, values.kv_head, values.batch], tile, (0, None))
-    return _copy(loads.v_atom, v, shared.v, shared.v_pipeline)
+    v = cute.local_tile(transfers.v[None, None, values.kv_head, values.batch], tile, (0, None))
+    return _copy(transfers.v_atom, v, shared.v, shared.v_pipeline)
 
 
 def _copy(atom, source, target, ring) -> Copy:

@@ -109,10 +109,26 @@ class ForwardPlan:
         return {1: 256, 2: 240, 3: 160}[self.warpgroups]
 
     @property
+    def buffers_output(self) -> bool:
+        """Whether O of 16 bits has a place in shared memory from which TMA stores it, a warp's 16 rows at a time."""
+        box = 16 % self.packed_heads == 0 or self.packed_heads % 16 == 0
+        return self.value_tile_dim % 64 == 0 and box and self._shared_bytes(with_output=True) <= SHARED_BYTES
+
+    @property
     def shared_bytes(self) -> int:
+        return self._shared_bytes(self.buffers_output)
+
+    def _shared_bytes(self, with_output: bool) -> int:
         q = self.q_stages * self.block_q * self.tile_dim
         kv = self.stages * self.block_k * (self.tile_dim + self.value_tile_dim)
-        return 2 * (q + kv) + 1024  # barriers, rounded up to the tiles' alignment
+        o = self.block_q * self.value_tile_dim if with_output else 0
+        return 2 * (q + kv + o) + 1024  # barriers, rounded up to the tiles' alignment
+
+    @property
+    def store_tile(self) -> tuple:
+        """What a warp stores of O with one instruction: 16 rows (with packed heads: heads, positions), 64 columns."""
+        heads = min(self.packed_heads, 16)
+        return 16 if self.packed_heads == 1 else (heads, 16 // heads), 64
 
 
 def round_up_dim(dim: int) -> int:
