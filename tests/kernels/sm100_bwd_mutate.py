@@ -26,7 +26,7 @@ def free(keys: int) -> tuple[Dims, ...]:
     return Dims(1, 600, keys - 6, 4, 4, sm_count=2), Dims(1, 100, 100, 24, 24, sm_count=2)
 
 
-ORDERED = (Dims(1, 300, 600, 2, 2, sm_count=2), Dims(1, 300, 600, 2, 2, sm_count=4))
+ORDERED = (Dims(1, 300, 600, 2, 2, sm_count=2), Dims(1, 250, 1500, 1, 1, sm_count=12))
 """Several tiles that add to the same dQ, in turn and at a time."""
 
 
