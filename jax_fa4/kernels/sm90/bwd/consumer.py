@@ -11,6 +11,8 @@ One step (a block j of queries) of the loop:
 
 dQ lags one step behind so that warpgroups need not keep step with each other: while one computes P and dS, the others'
 products keep the tensor cores busy. `take_turn` in the first step of a tile sets them apart (8 % faster than without).
+Where shared memory has room for the K of two tiles, dQ is carried over tiles too: the last one of a tile is made in the
+next tile's first step, and neither waits for the other warpgroup in between. Else a tile ends with its `last_dq`.
 """
 
 from __future__ import annotations
@@ -20,13 +22,22 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4.kernels.common import backward, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd import epilogue
-from jax_fa4.kernels.sm90.bwd.fragments import Consumer, Statistics, begin, clear, end, scores_fragment
+from jax_fa4.kernels.sm90.bwd.fragments import (
+    Consumer,
+    Statistics,
+    begin,
+    clear,
+    end,
+    release_k,
+    release_v,
+    scores_fragment,
+)
 from jax_fa4.kernels.sm90.bwd.layouts import as_left_operand, multiply
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit
 
@@ -37,62 +48,83 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
     group = kernel.plan.tile_heads
     consumer = Consumer(kernel, products, shared, pipes, g, dims)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
+    fresh = Boolean(True)  # no dQ is carried into the next tile
+    if cutlass.const_expr(kernel.plan.carries_dq):
+        no_ds(consumer)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
         steps = key_tiles.steps(kernel, g, dims, tile)
         count = steps.count(group)
         clear(consumer)
         if count > 0:
-            work = Work(consumer, steps, tile)
+            work = Work(consumer, steps, tile, tiles_done, fresh)
             place = key_tiles.first(steps, tile.head * group)
             begin(consumer, tiles_done)
-            step(work, place, steps_done, True)
+            step(work, place, steps_done, True, count == 1)
             for i in cutlass.range(1, count, unroll=1):
                 place = key_tiles.following(steps, place)
-                step(work, place, steps_done + i, False)
-            last_dq(consumer, steps_done + count - 1)
-            end(consumer, tiles_done)
+                step(work, place, steps_done + i, False, i + 1 == count)
+            if cutlass.const_expr(not kernel.plan.carries_dq):
+                last_dq(consumer, steps_done + count - 1, tiles_done)
+                end(consumer, tiles_done)
             tiles_done += 1
             steps_done += count
+            fresh = Boolean(False)
+        elif cutlass.const_expr(kernel.plan.carries_dq):  # `store` waits for that dQ, and for many such tiles in a row
+            flush(consumer, steps_done, tiles_done, fresh)
+            fresh = Boolean(True)
         epilogue.run(consumer, tile)
         number = key_tiles.receive(pipes, shared, turn)
         turn += 1
+    if cutlass.const_expr(kernel.plan.carries_dq):
+        flush(consumer, steps_done, tiles_done, fresh)
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a step needs to know of the tile."""
+    """What a step needs to know of the tile, which is the block's `number`th that has steps.
+
+    `fresh`: the tile before left no dQ to be made. Its first step makes one all the same, which `store` drops.
+    """
 
     consumer: Any
     steps: Any
     tile: Any
+    number: Int32
+    fresh: Boolean
 
 
 @cute.jit
-def step(work, place, number, first: cutlass.Constexpr[bool]):
-    """One block of queries, and dQ of the one before unless this is the tile's `first`."""
+def step(work, place, number, first: cutlass.Constexpr[bool], last):
+    """One block of queries, and dQ of the one before, which may be the last of the tile before (see `carries_dq`)."""
     consumer = work.consumer
     plan, kernel, products, o, pipes = (
         consumer.plan, consumer.kernel, consumer.products, consumer.operands, consumer.pipes
     )
-    q, do, ds_buffer = buffer(number, plan.q_stages), buffer(number, plan.do_stages), buffer(number, plan.ds_stages)
-    before = buffer(number - 1, plan.ds_stages)
+    q, do, ds_buffer = buffer(number, plan.q_stages), buffer(number, plan.do_stages), ds_of(plan, number)
+    carried = first and plan.carries_dq
+    makes_dq = carried or not first
+    before = ds_of(plan, number - 1)
     # Fresh registers every step: a product takes its accumulator's old values as input, also where it ignores them.
     scores = cute.make_rmem_tensor(products.scores.partition_shape_C((plan.block_k, plan.block_q)), Float32)
     dp = cute.make_rmem_tensor(scores.shape, Float32)
-    fragment = scores_fragment(consumer, scores, place, work.tile)
+    fragment = scores_fragment(consumer, scores)
     if cutlass.const_expr(first):
         take_turn(consumer)
     pipes.q.consumer_wait(q)
-    multiply(products.scores, scores, o.scores_k, o.scores_q[None, None, None, q.index], False)
+    k = in_buffer(o.scores_k, plan, work.number)
+    multiply(products.scores, scores, k, o.scores_q[None, None, None, q.index], False)
     pipes.do.consumer_wait(do)
     multiply(products.scores, dp, o.dp_v, o.dp_do[None, None, None, do.index], False)
     lse = Statistics(consumer, consumer.shared.lse, q.index)
     warpgroup.wait_group(1)
     slopes = backward.slopes_like(kernel.spec, scores)
-    backward.apply_score_mods(kernel.spec, fragment, work.steps.geometry, consumer.g, slopes)
+    if cutlass.const_expr(slopes is not None):
+        located = scores_fragment(consumer, scores, place, work.tile)
+        backward.apply_score_mods(kernel.spec, located, work.steps.geometry, consumer.g, slopes)
     if place.masked:
-        backward.apply_mask(kernel.spec, fragment, work.steps.geometry, consumer.g)
+        in_mask = scores_fragment(consumer, scores, place, work.tile)
+        backward.apply_mask(kernel.spec, in_mask, work.steps.geometry, consumer.g)
     backward.probabilities(fragment, lse, kernel.scale_log2)
     delta = Statistics(consumer, consumer.shared.delta, do.index)
     warpgroup.wait_group(0)
@@ -105,33 +137,75 @@ def step(work, place, number, first: cutlass.Constexpr[bool]):
     multiply(products.dv, o.dv, as_left_operand(p), o.dv_do[None, None, None, do.index], True)
     if cutlass.const_expr(first):
         pass_turn(consumer)
-    if cutlass.const_expr(not first and plan.ds_stages == 2):
+    if cutlass.const_expr(makes_dq and plan.ds_stages == 2):
         pipes.ds.consumer_wait(before)  # the others have read this buffer's last contents
     cute.copy(consumer.tile_copy, consumer.tile_copy.retile(ds), consumer.ds_target[None, None, None, ds_buffer.index])
     if cutlass.const_expr(plan.block_q > 64):
         warpgroup.wait_group(0)  # registers do not suffice to have both products in flight
     multiply(products.dk, o.dk, as_left_operand(ds), o.dk_q[None, None, None, q.index], True)
-    if cutlass.const_expr(not first):
+    if cutlass.const_expr(makes_dq):
         if cutlass.const_expr(plan.ds_stages > 2):
             pipes.ds.consumer_wait(before)
-        dq = issue_dq(consumer, before)
-    warpgroup.wait_group(1 if first else 2)
+        dq = issue_dq(consumer, before, work.number - carries(work) if carried else work.number)
+    warpgroup.wait_group(2 if makes_dq else 1)
     release(pipes.do, do)
-    warpgroup.wait_group(0 if first else 1)
+    if cutlass.const_expr(plan.carries_dq):
+        if last:
+            release_v(consumer, work.number)
+    warpgroup.wait_group(1 if makes_dq else 0)
     release(pipes.q, q)
-    if cutlass.const_expr(not first):
+    if cutlass.const_expr(makes_dq):
         warpgroup.wait_group(0)
+        if cutlass.const_expr(carried):
+            if not work.fresh:
+                release_k(consumer, work.number - 1)
         epilogue.stage_dq(consumer, dq)
     cute.arch.fence_view_async_shared()  # of dQ and of dS
-    if cutlass.const_expr(not first):
+    if cutlass.const_expr(makes_dq):
         epilogue.hand_over_dq(consumer)
     commit(pipes.ds, ds_buffer)  # also: this warp's dQ of the step before is done
 
 
-def issue_dq(consumer, state) -> cute.Tensor:
-    """dQ = dS K of a step, or its transpose, by its buffer of dS."""
+def carries(work) -> Int32:
+    """1 if the first step makes dQ of the tile before, 0 if its dQ is dropped."""
+    return Int32(cutlass.select_(work.fresh, Int32(0), Int32(1)))
+
+
+@cute.jit
+def flush(consumer, steps_done, tiles_done, fresh):
+    """Makes the dQ that is carried, if one is, and gives its K back."""
+    if not fresh:
+        last_dq(consumer, steps_done - 1, tiles_done - 1)
+        release_k(consumer, tiles_done - 1)
+
+
+def no_ds(consumer) -> None:
+    """Zeros as dS of the step before the block's first."""
+    plan = consumer.plan
+    shape = consumer.products.scores.partition_shape_C((plan.block_k, plan.block_q))
+    zeros = cute.make_rmem_tensor(shape, consumer.kernel.dtype)
+    zeros.fill(0.0)
+    state = ds_of(plan, -1)
+    cute.copy(consumer.tile_copy, consumer.tile_copy.retile(zeros), consumer.ds_target[None, None, None, state.index])
+    cute.arch.fence_view_async_shared()
+    commit(consumer.pipes.ds, state)
+
+
+def ds_of(plan, number: Int32):
+    """The buffer of dS of the block's `number`th step; where dQ is carried, one step's comes before the first."""
+    return buffer(number + 1 if plan.carries_dq else number, plan.ds_stages)
+
+
+def in_buffer(k: Any, plan, tile: Int32):
+    """An operand in K's buffer of the block's `tile`th tile."""
+    return k if plan.k_stages == 1 else k[None, None, None, buffer(tile, plan.k_stages).index]
+
+
+def issue_dq(consumer, state, tile: Int32) -> cute.Tensor:
+    """dQ = dS K of a step, or its transpose, by its buffer of dS and the number of its tile."""
     plan, product, o = consumer.plan, consumer.products.dq, consumer.operands
-    shape, operands = (plan.block_q, plan.dq_columns), (o.dq_ds[None, None, None, state.index], o.dq_k)
+    shape = (plan.block_q, plan.dq_columns)
+    operands = o.dq_ds[None, None, None, state.index], in_buffer(o.dq_k, plan, tile)
     if plan.dq_transposed:
         shape, operands = shape[::-1], operands[::-1]
     dq = cute.make_rmem_tensor(product.partition_shape_C(shape), Float32)
@@ -139,11 +213,11 @@ def issue_dq(consumer, state) -> cute.Tensor:
     return dq
 
 
-def last_dq(consumer, number) -> None:
-    """dQ of a tile's last step."""
-    state = buffer(number, consumer.plan.ds_stages)
+def last_dq(consumer, number: Int32, tile: Int32) -> None:
+    """dQ of a tile's last step, on its own."""
+    state = ds_of(consumer.plan, number)
     consumer.pipes.ds.consumer_wait(state)
-    dq = issue_dq(consumer, state)
+    dq = issue_dq(consumer, state, tile)
     warpgroup.wait_group(0)
     epilogue.stage_dq(consumer, dq)
     cute.arch.fence_view_async_shared()

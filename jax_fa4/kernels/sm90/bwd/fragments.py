@@ -56,11 +56,20 @@ class Operands:
         )
 
 
+def thread_in_warpgroup() -> Int32:
+    """This thread's number in its warpgroup, worked out where it is asked for.
+
+    What follows from it is not kept in registers from one use to the next: the main loop has none to spare.
+    """
+    thread = cute.arch.thread_idx()[0] % 128
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[thread])
+
+
 class Consumer:
     """A thread's view of the kernel.
 
     Attributes:
-      key, query: the first key and query of the thread's scores within the tile; it has key + 8 too.
+      query: the first query of the thread's scores within the tile.
       query_groups: groups of 8 queries; the thread holds two of each.
       tile_copy: stores a fragment of the scores, rounded, as a (key, query) tile.
     """
@@ -69,20 +78,27 @@ class Consumer:
         plan = kernel.plan
         self.kernel, self.plan, self.spec = kernel, plan, kernel.spec
         self.products, self.shared, self.pipes, self.g, self.dims = products, shared, pipes, g, dims
-        thread = cute.arch.thread_idx()[0] - 128
-        self.thread, in_group = thread, thread % 128
+        self.thread = thread = cute.arch.thread_idx()[0] - 128
         self.warpgroup = cute.arch.make_warp_uniform(thread // 128)
         # Descriptors depend on the warpgroup alone; with its first thread's slice they stay in uniform registers.
         self.operands = Operands.make(products, shared, plan, self.warpgroup * 128)
-        self.quad_lane = in_group % 4
-        key = in_group // 32 * 16 + in_group % 32 // 4
         self.query_groups = plan.block_q // 8
-        self.key = key + self.warpgroup * 64
-        self.query = 2 * self.quad_lane
+        self.query = 2 * (thread % 4)
         self.tile_copy = cute.make_tiled_copy_C(
             cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), kernel.dtype), products.scores
         ).get_slice(thread)
         self.ds_target = self.tile_copy.partition_D(shared.ds)
+
+    @property
+    def key(self) -> Int32:
+        """The first key of the thread's scores within the tile; it has key + 8 too."""
+        thread = thread_in_warpgroup()
+        return thread // 32 * 16 + thread % 32 // 4 + self.warpgroup * 64
+
+    @property
+    def quad_lane(self) -> Int32:
+        """The thread's place among the four that share its keys."""
+        return thread_in_warpgroup() % 4
 
 
 class Statistics:
@@ -112,27 +128,42 @@ class Statistics:
         return self.read[slot // 2][slot % 2]
 
 
-def scores_fragment(consumer, scores: cute.Tensor, place, tile) -> backward.Fragment:
-    """Which scores an accumulator ((2, 2, groups), 1, 1) holds: two keys, a quarter of the queries."""
-    plan = consumer.plan
+def scores_fragment(consumer, scores: cute.Tensor, place=None, tile=None) -> backward.Fragment:
+    """Which scores an accumulator ((2, 2, groups), 1, 1) holds: two keys, a quarter of the queries.
+
+    Without a `place` it is good for what does not depend on where the scores are.
+    """
+    plan, where = consumer.plan, {"query": None, "key": None, "batch": None, "head": None}
+    if place is not None:
+        query, key = place.block * plan.block_q + 2 * consumer.quad_lane, tile.block * plan.block_k + consumer.key
+        where = {"query": query, "key": key, "batch": tile.batch, "head": place.head}
     return backward.Fragment(
         scores, lambda i: (i % 2 + 2 * (i // 4), i // 2 % 2),
-        query=place.block * plan.block_q + consumer.query, key=tile.block * plan.block_k + consumer.key,
         query_steps=[8 * group + pair for group in range(consumer.query_groups) for pair in range(2)],
-        key_steps=(0, 8), batch=tile.batch, head=place.head,
-    )
+        key_steps=(0, 8), **where,
+    )  # fmt: skip
 
 
 def begin(consumer, tiles_done: Int32) -> None:
     """Waits for K and V of a tile."""
-    consumer.pipes.k.consumer_wait(buffer(tiles_done, 1))
+    consumer.pipes.k.consumer_wait(buffer(tiles_done, consumer.plan.k_stages))
     consumer.pipes.v.consumer_wait(buffer(tiles_done, 1))
 
 
 def end(consumer, tiles_done: Int32) -> None:
     """Lets the producer replace K and V."""
-    release(consumer.pipes.k, buffer(tiles_done, 1))
-    release(consumer.pipes.v, buffer(tiles_done, 1))
+    release_k(consumer, tiles_done)
+    release_v(consumer, tiles_done)
+
+
+def release_k(consumer, tile: Int32) -> None:
+    """Lets the producer replace K of the `tile`th tile."""
+    release(consumer.pipes.k, buffer(tile, consumer.plan.k_stages))
+
+
+def release_v(consumer, tile: Int32) -> None:
+    """Lets the producer replace V of the `tile`th tile."""
+    release(consumer.pipes.v, buffer(tile, 1))
 
 
 def clear(consumer) -> None:

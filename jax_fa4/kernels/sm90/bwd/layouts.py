@@ -124,7 +124,8 @@ class Shared:
         p = plan
         rows, columns = (p.block_q, p.block_k) if p.wide else (p.block_k, p.block_q)
         return cls(
-            q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d), k=tile(p.block_k, p.dq_columns, None, p.panel_k),
+            q=tile(p.block_q, p.tile_d, p.q_stages, p.panel_d),
+            k=tile(p.block_k, p.dq_columns, p.k_stages if p.k_stages > 1 else None, p.panel_k),
             v=tile(p.block_k, p.tile_e, None, p.panel_e), do=tile(p.block_q, p.tile_e, p.do_stages, p.panel_e),
             ds=tile(rows, columns, p.ds_stages, p.panel_q),
             p=tile(rows, columns, p.ds_stages, p.panel_q) if p.wide else None,

@@ -49,11 +49,13 @@ def _load_rows(source, number: Int32, place, batch: Int32):
 
 def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int32) -> None:
     """K or V of a key tile, as the `number`th that this block loads."""
-    rows, columns = (cute.size(mode) for mode in shared.shape)
+    rows, columns = (cute.size(mode) for mode in shared.shape[:2])
     source = cute.local_tile(matrix[None, None, tile.head, tile.batch], (rows, columns), (tile.block, 0))
     target, source = copies.tma_partition(atom, shared, source)
-    state = free_buffer(number, 1)
+    state = free_buffer(number, ring.num_stages)
     ring.producer_acquire(state)
+    if ring.num_stages > 1:
+        target = target[None, state.index]
     cute.copy(atom, source, target, tma_bar_ptr=ring.producer_get_barrier(state))
 
 

@@ -26,7 +26,7 @@ class Barrier(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Pipes:
-    """Rings filled by the producer warp: Q with LSE, dO with delta, and one buffer each for K and V.
+    """Rings filled by the producer warp: Q with LSE, dO with delta, K, and one buffer for V.
 
     `ds` is the ring of dS: every consumer warp fills its part, and waits for the whole. A part is filled again when its
     warp knows by other means that all have read it, so that ring has no use for its empty barriers. In a wide plan the
@@ -49,7 +49,7 @@ class Pipes:
         readers = warps + (0 if p.wide else 1)  # the store warp
         fillers = 4 if p.wide else warps
         barriers = cutlass.utils.SmemAllocator().allocate_array(
-            Int64, 2 * (p.q_stages + p.do_stages + 2 + 2 * p.ds_stages + NUMBER_STAGES)
+            Int64, 2 * (p.q_stages + p.do_stages + p.k_stages + 1 + 2 * p.ds_stages + NUMBER_STAGES)
         )
 
         def ring(stages, rows=None, columns=0, statistic=0, writers=0, readers=warps):
@@ -65,7 +65,7 @@ class Pipes:
         return cls(
             q=ring(p.q_stages, p.block_q, p.tile_d, STATISTIC_BYTES),
             do=ring(p.do_stages, p.block_q, p.tile_e, STATISTIC_BYTES),
-            k=ring(1, p.block_k, p.dq_columns), v=ring(1, p.block_k, p.tile_e),
+            k=ring(p.k_stages, p.block_k, p.dq_columns), v=ring(1, p.block_k, p.tile_e),
             ds=ring(p.ds_stages, writers=fillers), p=ring(p.ds_stages, writers=fillers) if p.wide else None,
             numbers=ring(NUMBER_STAGES, writers=1, readers=readers),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from jax_fa4 import masks
 from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
 from jax_fa4.kernels.sm90.plans import is_causal, is_simple
 from jax_fa4.spec import AttentionSpec
@@ -11,8 +13,8 @@ from jax_fa4.spec import AttentionSpec
 SHARED_BYTES = 227 * 1024
 """Shared memory that one block may have on sm_90."""
 
-SHORT_ROWS = 3072
-"""Up to here blocks of 64 query rows are faster than blocks of 80 under a causal mask (D = 128)."""
+SHORT_ROWS = 2048
+"""Blocks of 64 query rows with dQ carried on are faster than of 80 where tiles have, on average, up to so many rows."""
 
 ALIGNMENT_BYTES = 1024
 """Swizzled tiles begin at multiples of this."""
@@ -30,10 +32,12 @@ class BackwardPlan:
       block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 in all.
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64, or 96.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
+      k_stages: buffers of K; with two, a tile's last dQ is made in the first step of the next, so that warpgroups
+        need not wait for each other between tiles.
       ds_stages: buffers of dS (and of P, in a wide plan, which needs two); with two instead of three, warpgroups keep
         closer step.
-      short: the plan for up to `short_rows` query rows, where wide blocks of queries cross the diagonal more often;
-        both are in one artifact, and the host function picks by the length.
+      short: the plan for up to `short_rows` query rows, where tiles are short, and wide blocks of queries cross the
+        diagonal more often; both are in one artifact, and the host function picks by the length.
       tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
         more tiles and of less unequal length, and they are summed in global memory (see `keys`).
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
@@ -45,6 +49,7 @@ class BackwardPlan:
     tile_e: int
     q_stages: int = 2
     do_stages: int = 2
+    k_stages: int = 1
     ds_stages: int = 3
     tile_heads: int = 1
     l2_bytes: int = 32 << 20
@@ -66,6 +71,11 @@ class BackwardPlan:
     def consumers(self) -> int:
         """Warpgroups that compute."""
         return 2 if self.wide else self.block_k // 64
+
+    @property
+    def carries_dq(self) -> bool:
+        """Whether a tile's last dQ is made in the next tile's first step."""
+        return self.k_stages > 1
 
     @property
     def threads(self) -> int:
@@ -130,7 +140,7 @@ class BackwardPlan:
     @property
     def shared_bytes(self) -> int:
         elements = (
-            self.block_k * (self.dq_columns + self.tile_e)
+            self.block_k * (self.k_stages * self.dq_columns + self.tile_e)
             + self.block_q * (self.q_stages * self.tile_d + self.do_stages * self.tile_e)
             + self.ds_stages * self.block_q * self.block_k * (2 if self.wide else 1)
         )
@@ -144,6 +154,15 @@ def _panel(columns: int) -> int:
     return next(width for width in (64, 32, 16) if columns % width == 0)
 
 
+def _window_rows(mask: masks.Mask) -> float:
+    """How many query rows see a key at most, as far as the mask's windows say."""
+    causal = any(isinstance(part, masks.Causal) for part in mask.parts)
+    windows = [part for part in mask.parts if isinstance(part, masks.Window)]
+    behind = [w.left for w in windows if isinstance(w.left, int)]
+    ahead = [w.right for w in windows if isinstance(w.right, int)] + ([0] if causal else [])
+    return min(behind, default=math.inf) + min(ahead, default=math.inf) + 1
+
+
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
     check_slopes(spec)
@@ -155,7 +174,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         return BackwardPlan(block_q, block_k, **(common | rest))
 
     if largest <= 64:
-        return plan(128, 128, ds_stages=2)
+        return plan(128, 128, ds_stages=2, k_stages=2)
     if largest <= 128:
         narrow = plan(64, 128)
         if tile_d < 128 or not is_simple(spec):
@@ -163,6 +182,9 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         if spec.head_dim <= 96:
             small = spec.value_head_dim <= 96
             return plan(96 if small else 80, 128, tile_d=96, tile_e=96 if small else tile_e, ds_stages=2)
-        short = {"short": narrow, "short_rows": SHORT_ROWS} if is_causal(spec.mask) else {}
-        return plan(80, 128, ds_stages=2, **short)
+        short = plan(64, 128, ds_stages=2, k_stages=2)
+        if _window_rows(spec.mask) <= SHORT_ROWS:
+            return short
+        rows = 2 * SHORT_ROWS if is_causal(spec.mask) else SHORT_ROWS
+        return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
     return plan(64, 64, ds_stages=2)

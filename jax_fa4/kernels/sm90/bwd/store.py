@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from jax_fa4.kernels.common import dq_order, key_tiles
 from jax_fa4.kernels.common.copies import address, reduce_add
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier
 
 WARPGROUP_AND_WARP = 128 + 32
+
+
+def drop_dq(parts: int) -> None:
+    """Takes what consumers that carry dQ from tile to tile hand over in their first step when none is carried."""
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
+    for part in range(parts):
+        cute.arch.barrier_arrive(barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP)
+    for part in range(parts):
+        cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
 
 
 @cute.jit
@@ -20,13 +29,20 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
     lane, parts = cute.arch.lane_idx(), plan.consumers
     part_floats = plan.dq_floats // parts
     number, turn = cute.arch.block_idx()[0], Int32(0)
+    fresh = Boolean(True)  # see `consumer.Work`
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
         steps = key_tiles.steps(kernel, g, dims, tile)
         count = steps.count(plan.tile_heads)
         place = key_tiles.nowhere()
         if count > 0:
+            if cutlass.const_expr(plan.carries_dq):
+                if fresh:
+                    drop_dq(parts)
+            fresh = Boolean(False)
             place = key_tiles.first(steps, tile.head * plan.tile_heads)
+        else:
+            fresh = Boolean(True)
         last, before = tile.block, place.block
         for _ in cutlass.range(count, unroll=1):
             target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0)
