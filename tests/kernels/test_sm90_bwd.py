@@ -119,7 +119,9 @@ def test_wide_heads_in_variants(name, head_dims, deterministic, software_gpu):
 
 
 @pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name, lengths", [("kv-lengths", (130, 1300)), ("window", (130, 1100))])
+@pytest.mark.parametrize(
+    "name, lengths", [("kv-lengths", (130, 1300)), pytest.param("window", (130, 1100), marks=pytest.mark.slow)]
+)
 def test_dq_carried_past_tiles_without_steps_on_the_software_gpu(name, lengths, head_dim, software_gpu):
     """Several such tiles in a row, between tiles that carry a dQ: more than the numbers that are handed out ahead."""
     S, T = lengths
