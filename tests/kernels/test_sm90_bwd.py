@@ -109,7 +109,7 @@ def test_wide_heads_on_the_software_gpu(head_dims, software_gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("head_dims", [(256, 256), (64, 256), (136, 200)], ids=str)
+@pytest.mark.parametrize("head_dims", [(256, 256), (192, 128), (64, 256), (136, 200)], ids=str)
 @pytest.mark.parametrize("name", ["segments", "mqa", "lengths-window-sinks", "score-function"])
 def test_wide_heads_in_variants(name, head_dims, deterministic, software_gpu):
     """Above 128 two warpgroups take turns with the blocks of queries; masks leave them odd and even counts."""

@@ -85,6 +85,17 @@ def transpose_quad(words: list[Uint32], lane: Int32) -> list[Uint32]:
     return words
 
 
+def transpose_matrix(word: Uint32, lane: Int32) -> Uint32:
+    """Transposes an 8x8 matrix of 16-bit elements of which lane 4 i + j holds (i, 2 j) and (i, 2 j + 1)."""
+    # Lane 4 k + j gets column k of rows 2 j and 2 j + 1: half k % 2 of the words of lanes 8 j + k // 2 and 4 further.
+    source = lane % 4 * 8 + lane // 8
+    low, high = (Uint32(cute.arch.shuffle_sync(word, source + step)) for step in (0, 4))
+    odd = lane // 4 % 2 != 0
+    even_word = (low & Uint32(0xFFFF)) | (high << 16)
+    odd_word = (low >> 16) | (high & Uint32(0xFFFF0000))
+    return Uint32(cutlass.select_(odd, odd_word, even_word))
+
+
 def store_words(address: Int64, words: list[Uint32], predicate: Boolean) -> None:
     """Stores 1, 2 or 4 words to global memory at a byte address, where `predicate` holds."""
     names = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))

@@ -53,8 +53,12 @@ def write_dk(consumer, tile) -> None:
 def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
     """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns].
 
-    In a wide plan the warpgroups' accumulators lie side by side in the output's columns.
+    In a wide plan the warpgroups' accumulators lie side by side in the output's columns, or in its keys (see
+    `write_transposed`).
     """
+    if consumer.plan.dkv_transposed:
+        write_transposed(consumer, accumulator, output, tile, scale)
+        return
     columns, groups, kernel = output.shape[3], cute.size(accumulator) // 4, consumer.kernel
     first = consumer.warpgroup * (8 * groups) if consumer.plan.wide else 0
     head, adds = keys.kv_head(kernel, tile), kernel.plan.tile_heads < kernel.spec.group
@@ -66,6 +70,49 @@ def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: 
         values = [accumulator[4 * i + 2 * row + pair] * scale for i in range(groups) for pair in range(2)]
         store = _add_float32 if adds else _store_float32 if output.element_type.width == 32 else _store_16bit
         store(address, values, consumer.quad_lane, exists, columns - first, output.element_type)
+
+
+def write_transposed(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
+    """Writes an accumulator ((2, 2, groups), tiles, 1) whose rows are columns of the output, and whose columns keys."""
+    kernel, lane = consumer.kernel, cute.arch.lane_idx()
+    adds, wide = kernel.plan.tile_heads < kernel.spec.group, output.element_type.width == 32
+    (_, _, groups), tiles, _ = accumulator.shape
+    rows = output[tile.batch, None, keys.kv_head(kernel, tile), None]  # (key, column)
+    first = tile.block * kernel.plan.block_k + consumer.warpgroup * (8 * groups)
+    for group in range(groups):
+        key = first + 8 * group + (2 * consumer.quad_lane if wide else lane // 4)
+        for i in range(2 * tiles):
+            register, column = 2 * (i % 2) + 4 * (group + groups * (i // 2)), 64 * (i // 2) + 8 * (i % 2)
+            pair = [accumulator[register + j] * scale for j in range(2)]
+            if wide:
+                for j in range(2):
+                    _write_float32(rows, key + j, consumer.row + column, pair[j], adds)
+            else:
+                column += consumer.thread // 32 * 16 + 2 * consumer.quad_lane
+                _write_pair(rows, key, column, pair, lane)
+
+
+def _write_float32(rows: cute.Tensor, key: Int32, column: Int32, value, adds: bool) -> None:
+    """Writes or adds one element: eight lanes fill a 32-byte sector."""
+    inside = Boolean(key < rows.shape[0]) & Boolean(column < rows.shape[1])
+    address = copies.address(rows, key, column).toint()
+    if adds:
+        cute.arch.inline_ptx(
+            "red.relaxed.gpu.global.add.f32 [{$r0}], {$r1};", read_only_args=[address, value], predicate=inside
+        )
+    else:
+        copies.store_words(address, [value.bitcast(Uint32)], inside)
+
+
+def _write_pair(rows: cute.Tensor, key: Int32, column: Int32, pair, lane: Int32) -> None:
+    """Rounds a lane's two keys of one column, and writes its two columns of one key instead."""
+    source = cute.make_rmem_tensor((2,), cutlass.Float32)
+    source[0], source[1] = pair
+    rounded = cute.make_rmem_tensor((2,), rows.element_type)
+    softmax.convert_pairs(source, rounded)
+    word = copies.transpose_matrix(cute.recast_tensor(rounded, Uint32)[0], lane)
+    inside = Boolean(key < rows.shape[0]) & Boolean(column < rows.shape[1])
+    copies.store_words(copies.address(rows, key, column).toint(), [word], inside)
 
 
 def _add_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:

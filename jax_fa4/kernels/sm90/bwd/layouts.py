@@ -51,9 +51,9 @@ class Products:
         if plan.wide:
             alone = (1, 1, 1)
             return cls(
-                scores=product(K_MAJOR, K_MAJOR, plan.block_k, alone),
-                dv=product(MN_MAJOR, MN_MAJOR, plan.tile_e, by_columns),
-                dk=product(MN_MAJOR, MN_MAJOR, plan.tile_d, by_columns),
+                scores=product(K_MAJOR, K_MAJOR, plan.block_k // plan.score_parts, alone),
+                dv=product(MN_MAJOR, MN_MAJOR, plan.block_k if plan.dkv_transposed else plan.tile_e, by_columns),
+                dk=product(MN_MAJOR, MN_MAJOR, plan.block_k if plan.dkv_transposed else plan.tile_d, by_columns),
                 dq=product(K_MAJOR, MN_MAJOR, plan.tile_d // plan.dq_slices, alone, registers),
             )
         if plan.dq_transposed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
@@ -16,6 +16,9 @@ SHARED_BYTES = 227 * 1024
 SHORT_ROWS = 2048
 """Blocks of 64 query rows with dQ carried on are faster than of 80 where tiles have, on average, up to so many rows."""
 
+STATISTIC_BYTES = 4
+"""Of one row's LSE or delta."""
+
 ALIGNMENT_BYTES = 1024
 """Swizzled tiles begin at multiples of this."""
 
@@ -24,18 +27,19 @@ ALIGNMENT_BYTES = 1024
 class BackwardPlan:
     """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
 
-    Consumer warpgroups share the keys, 64 each (see `consumer`). In a wide plan, with 64 keys in all, they take turns
-    with the blocks of queries, whose scores are not transposed there, and share the columns of dK and dV (see `wide`).
+    Consumer warpgroups share the keys, 64 each (see `consumer`). In a wide plan, with 64 or 96 keys in all, they take
+    turns with the blocks of queries, whose scores are not transposed there, and share dK and dV (see `wide`).
 
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
-      block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 in all.
+      block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 or 96 in all.
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64, or 96.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
       k_stages: buffers of K; with two, a tile's last dQ is made in the first step of the next, so that warpgroups
         need not wait for each other between tiles.
       ds_stages: buffers of dS (and of P, in a wide plan, which needs two); with two instead of three, warpgroups keep
         closer step.
+      dq_early: whether a wide plan's first slices of dQ run beside dV and dK, for steadier traffic, instead of after.
       short: the plan for up to `short_rows` query rows, where tiles are short, and wide blocks of queries cross the
         diagonal more often; both are in one artifact, and the host function picks by the length.
       tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
@@ -53,6 +57,7 @@ class BackwardPlan:
     ds_stages: int = 3
     tile_heads: int = 1
     l2_bytes: int = 32 << 20
+    dq_early: bool = False
     short: BackwardPlan | None = None
     short_rows: int = 0
 
@@ -65,7 +70,17 @@ class BackwardPlan:
 
     @property
     def wide(self) -> bool:
-        return self.block_k == 64
+        return self.block_k < 128
+
+    @property
+    def dkv_transposed(self) -> bool:
+        """Whether a wide plan makes dK^T and dV^T: their rows are head dims, and warpgroups share the keys."""
+        return self.wide and self.block_k % 64 != 0
+
+    @property
+    def score_parts(self) -> int:
+        """Parts of the keys that a wide plan takes one after the other when it makes scores."""
+        return self.consumers if self.dkv_transposed else 1
 
     @property
     def consumers(self) -> int:
@@ -85,7 +100,7 @@ class BackwardPlan:
     def roles(self) -> dict[str, range]:
         """Warps of the main kernel by role."""
         consumers = {f"consumer{g}": range(4 * g + 4, 4 * g + 8) for g in range(self.consumers)}
-        return {"load": range(1), "store": range(1, 2)} | consumers
+        return {"load": range(1)} | ({} if self.wide else {"store": range(1, 2)}) | consumers
 
     @property
     def dq_by_rows(self) -> bool:
@@ -100,12 +115,19 @@ class BackwardPlan:
     @property
     def panel_q(self) -> int:
         """Columns of a swizzled panel of dS, whose columns are queries, or keys in a wide plan."""
-        return _panel(self.block_q)
+        if not self.wide:
+            return _panel(self.block_q)
+        return _panel(self.block_k // self.consumers if self.dkv_transposed else self.block_k)
 
     @property
     def dq_columns(self) -> int:
         """Columns of K, and so of dQ: `tile_d`, or more where consumers share them as rows of dQ^T."""
         return max(self.tile_d, 64 * self.consumers) if self.dq_transposed else self.tile_d
+
+    @property
+    def dkv_columns(self) -> int:
+        """Warpgroups that share the columns of dK and dV."""
+        return self.consumers if self.wide and not self.dkv_transposed else 1
 
     @property
     def dq_slices(self) -> int:
@@ -130,12 +152,12 @@ class BackwardPlan:
     @property
     def panel_d(self) -> int:
         """Columns of a swizzled panel of Q."""
-        return _panel(self.tile_d // self.consumers if self.wide else self.tile_d)
+        return _panel(self.tile_d // self.dkv_columns)
 
     @property
     def panel_e(self) -> int:
         """Columns of a swizzled panel of dO and V."""
-        return _panel(self.tile_e // self.consumers if self.wide else self.tile_e)
+        return _panel(self.tile_e // self.dkv_columns)
 
     @property
     def shared_bytes(self) -> int:
@@ -187,4 +209,6 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
             return short
         rows = 2 * SHORT_ROWS if is_causal(spec.mask) else SHORT_ROWS
         return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
-    return plan(64, 64, ds_stages=2)
+    wide = plan(64, 96 if tile_d + tile_e <= 320 else 64, ds_stages=2, dq_early=tile_d == 256)
+    more = wide.shared_bytes + wide.block_q * (2 * wide.tile_d + STATISTIC_BYTES)
+    return replace(wide, q_stages=3) if more <= SHARED_BYTES else wide

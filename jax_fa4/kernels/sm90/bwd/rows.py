@@ -21,10 +21,8 @@ class Operands:
     scores_k: Any
     dp_do: Any
     dp_v: Any
-    dv_p: Any
-    dv_do: Any
-    dk_ds: Any
-    dk_q: Any
+    dv_operands: tuple[Any, Any]
+    dk_operands: tuple[Any, Any]
     dq_k: Any
     dk: cute.Tensor
     dv: cute.Tensor
@@ -40,14 +38,20 @@ class Operands:
         def right(product, tensor):
             return product.make_fragment_B(product.partition_B(tensor))
 
+        def operands(product, scores, rows):
+            """Of dV = P^T dO or dK = dS^T Q, or of its transpose, which has them in the other order."""
+            both = transposed(scores), transposed(rows)
+            a, b = both[::-1] if plan.dkv_transposed else both
+            return left(product, a), right(product, b)
+
         def accumulator(product, columns):
-            return cute.make_rmem_tensor(product.partition_shape_C((plan.block_k, columns)), Float32)
+            shape = (columns, plan.block_k) if plan.dkv_transposed else (plan.block_k, columns)
+            return cute.make_rmem_tensor(product.partition_shape_C(shape), Float32)
 
         return cls(
             scores_q=left(scores, shared.q), scores_k=right(scores, shared.k),
             dp_do=left(scores, shared.do), dp_v=right(scores, shared.v),
-            dv_p=left(dv, transposed(shared.p)), dv_do=right(dv, transposed(shared.do)),
-            dk_ds=left(dk, transposed(shared.ds)), dk_q=right(dk, transposed(shared.q)),
+            dv_operands=operands(dv, shared.p, shared.do), dk_operands=operands(dk, shared.ds, shared.q),
             dq_k=right(dq, transposed(shared.k)),
             dk=accumulator(dk, plan.tile_d), dv=accumulator(dv, plan.tile_e),
         )  # fmt: skip
@@ -85,12 +89,14 @@ def statistics(consumer, tensor: cute.Tensor, stage: Int32) -> list[Float32]:
     return [tensor[consumer.row + step, stage] for step in (0, 8)]
 
 
-def scores_fragment(consumer, scores: cute.Tensor, place, tile) -> backward.Fragment:
-    """Which scores an accumulator ((2, 2, groups), 1, 1) holds: two queries, a quarter of the keys."""
+def scores_fragment(consumer, scores: cute.Tensor, place, tile, part: int) -> backward.Fragment:
+    """Which scores an accumulator ((2, 2, groups), 1, 1) holds: two queries, a quarter of the keys of a part."""
     plan = consumer.plan
+    keys = plan.block_k // plan.score_parts
+    first = tile.block * plan.block_k + part * keys
     return backward.Fragment(
         scores, lambda i: (i // 2 % 2, i % 2 + 2 * (i // 4)),
-        query=place.block * plan.block_q + consumer.row, key=tile.block * plan.block_k + 2 * consumer.quad_lane,
-        query_steps=(0, 8), key_steps=[8 * group + pair for group in range(plan.block_k // 8) for pair in range(2)],
+        query=place.block * plan.block_q + consumer.row, key=first + 2 * consumer.quad_lane,
+        query_steps=(0, 8), key_steps=[8 * group + pair for group in range(keys // 8) for pair in range(2)],
         batch=tile.batch, head=place.head,
     )  # fmt: skip

@@ -1,18 +1,22 @@
-"""A consumer warpgroup for wide heads: every other block of queries is its own; half the columns of dK and dV.
+"""A consumer warpgroup for wide heads: every other block of queries is its own; half of dK and dV.
 
-The registers of a block hold dK and dV of only 64 keys when heads are wide, so the two warpgroups share their columns.
+The registers of a block hold dK and dV of only 64 keys when heads are wide, or 96, so the two warpgroups share them.
 They take turns with the blocks of queries. The owner of a block makes its scores, P, dS and dQ alone, with queries as
-rows, so that dS is dQ's left operand without leaving the registers. Both then add its P^T dO and dS^T Q to their
-columns of dV and dK, for which P and dS pass through shared memory. While one computes P and dS of its block, the
-other's products keep the tensor cores busy. A step of the loop, for a warpgroup's own block j:
+rows, so that dS is dQ's left operand without leaving the registers. Both then add its P^T dO and dS^T Q to their part
+of dV and dK, for which P and dS pass through shared memory. While one computes P and dS of its block, the other's
+products keep the tensor cores busy. A step of the loop, for a warpgroup's own block j:
 
     issue S = Q K^T and dP = dO V^T of j, dV += P^T dO and dK += dS^T Q of the other's block j - 1
     P(j) = exp2(S - LSE), into shared memory        while the others run
     dS(j), into shared memory
     dV, dK and dQ = dS K of j, dQ in slices, each of which is then added to global memory
 
-The rings of Q and dO have two stages: a warpgroup's own blocks are always in the same one. A buffer of P and dS is free
-again when the block after next is loaded, since the producer waits for all products that read it.
+With 64 keys the warpgroups share the columns of dK and dV. 96 keys are not whole tiles of 64 rows: dK^T and dV^T are
+made instead, whose columns are keys; each warpgroup has half, and scores are made in two halves too, one after the
+other, as registers do not hold all of S and dP.
+
+The ring of dO has two stages: a warpgroup's own blocks are always in the same one. A buffer of P and dS is free again
+when the dO of the block after next is there, since its producer waits for all products that read them.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit
 from jax_fa4.kernels.sm90.bwd.rows import Consumer, scores_fragment, statistics
 
 STAGES = 2
+"""Buffers of dO, P and dS."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +49,18 @@ class Work:
     steps: Any
     tile: Any
     blocks: Int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Where a block of queries is in the rings: its buffer of Q with LSE, and of dO with delta, P and dS."""
+
+    q: Any
+    do: Any
+
+    @classmethod
+    def make(cls, consumer, number: Int32) -> Block:
+        return cls(buffer(number, consumer.plan.q_stages), buffer(number, STAGES))
 
 
 @cute.jit
@@ -72,7 +89,10 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
                 last, before = step(work, place, steps_done + done + 2 * pair + 1, last, before, False)
                 place = key_tiles.following(steps, place)
             if done + 2 * pairs < count:
-                last_of_other(work, steps_done + count - 1)
+                other = Block.make(consumer, steps_done + count - 1)
+                issue_dv(consumer, other)
+                issue_dk(consumer, other)
+                finish_other(consumer, other)
             end(consumer, tiles_done)
             tiles_done += 1
             steps_done += count
@@ -88,96 +108,125 @@ def step(work, place, number, last, before, first: cutlass.Constexpr[bool]):
     `last` and `before` are for `take_turn`.
     """
     consumer = work.consumer
-    kernel, products, o, pipes = consumer.kernel, consumer.products, consumer.operands, consumer.pipes
-    state, other = buffer(number, STAGES), buffer(number - 1, STAGES)
-    behind = 0 if first else 2  # groups of products issued after those of this block
-    scores = cute.make_rmem_tensor(products.scores.partition_shape_C((64, consumer.plan.block_k)), Float32)
-    dp = cute.make_rmem_tensor(scores.shape, Float32)
-    fragment = scores_fragment(consumer, scores, place, work.tile)
-    pipes.q.consumer_wait(state)
-    multiply(products.scores, scores, o.scores_q[None, None, None, state.index], o.scores_k, False)
-    pipes.do.consumer_wait(state)
-    multiply(products.scores, dp, o.dp_do[None, None, None, state.index], o.dp_v, False)
+    kernel, o, pipes = consumer.kernel, consumer.operands, consumer.pipes
+    plan, own, other = consumer.plan, Block.make(consumer, number), Block.make(consumer, number - 1)
+    size = plan.block_k // (2 * plan.score_parts)  # of a part's fragment: 64 rows, 128 threads
+    ds = cute.make_rmem_tensor(((2, 2, size * plan.score_parts // 4), 1, 1), kernel.dtype)
+    pipes.q.consumer_wait(own.q)
+    for part in cutlass.range_constexpr(plan.score_parts):
+        begins, ends = part == 0, part == plan.score_parts - 1
+        behind = 2 if begins and not first else 0  # groups of products issued after those of this part
+        scores = cute.make_rmem_tensor(((2, 2, size // 4), 1, 1), Float32)
+        dp = cute.make_rmem_tensor(scores.shape, Float32)
+        fragment = scores_fragment(consumer, scores, place, work.tile, part)
+        issue_scores(consumer, scores, o.scores_q, o.scores_k, own.q, part)
+        if cutlass.const_expr(begins):
+            pipes.do.consumer_wait(own.do)
+        issue_scores(consumer, dp, o.dp_do, o.dp_v, own.do, part)
+        if cutlass.const_expr(begins and not first):
+            issue_dv(consumer, other)
+            issue_dk(consumer, other)
+        lse = statistics(consumer, consumer.shared.lse, own.q.index)
+        delta = statistics(consumer, consumer.shared.delta, own.do.index)
+        warpgroup.wait_group(behind + 1)
+        slopes = backward.slopes_like(kernel.spec, scores)
+        backward.apply_score_mods(kernel.spec, fragment, work.steps.geometry, consumer.g, slopes)
+        if place.masked:
+            backward.apply_mask(kernel.spec, fragment, work.steps.geometry, consumer.g)
+        backward.probabilities(fragment, lse, kernel.scale_log2)
+        store_part(consumer, scores, consumer.p_target, own.do, part, cute.make_rmem_tensor(scores.shape, kernel.dtype))
+        if cutlass.const_expr(ends):
+            publish(pipes.p, own.do)
+        warpgroup.wait_group(behind)
+        backward.score_gradients(fragment, dp, delta, slopes)
+        rounded = cute.make_tensor(ds.iterator + part * size, cute.make_layout(scores.shape))
+        store_part(consumer, dp, consumer.ds_target, own.do, part, rounded)
+    publish(pipes.ds, own.do)
     if cutlass.const_expr(not first):
-        issue_dv(consumer, other)
-        issue_dk(consumer, other)
-    lse = statistics(consumer, consumer.shared.lse, state.index)
-    delta = statistics(consumer, consumer.shared.delta, state.index)
-    warpgroup.wait_group(behind + 1)
-    slopes = backward.slopes_like(kernel.spec, scores)
-    backward.apply_score_mods(kernel.spec, fragment, work.steps.geometry, consumer.g, slopes)
-    if place.masked:
-        backward.apply_mask(kernel.spec, fragment, work.steps.geometry, consumer.g)
-    backward.probabilities(fragment, lse, kernel.scale_log2)
-    store_tile(consumer, scores, consumer.p_target, pipes.p, state)
-    warpgroup.wait_group(behind)
-    backward.score_gradients(fragment, dp, delta, slopes)
-    ds = store_tile(consumer, dp, consumer.ds_target, pipes.ds, state)
-    if cutlass.const_expr(not first):
-        warpgroup.wait_group(0)
-        release(pipes.do, other)
-        release(pipes.q, other)
+        finish_other(consumer, other)
     last, before = take_turn(work, place, last, before)
-    finish_step(work, place, state, as_left_operand(ds))
+    finish_step(work, place, own, as_left_operand(ds))
     return last, before
 
 
-def finish_step(work, place, state, ds: cute.Tensor) -> None:
+def finish_step(work, place, own, ds: cute.Tensor) -> None:
     """dV, dK and dQ of a warpgroup's own block, whose dS is in its registers too.
 
-    The first slices of dQ run beside dV and dK. The assembler serialises all products if one slice's registers are read
-    while the next, or dK, runs.
+    The assembler serialises all products if a slice of dQ is read while another, or dK, runs.
     """
-    consumer, slices = work.consumer, work.consumer.plan.dq_slices
-    for part in range(max(slices, 2)):
-        if part == 0:
-            issue_dv(consumer, state)
-        if part == 1:
-            issue_dk(consumer, state)
-        dq = issue_dq(consumer, ds, part) if part < slices else None
+    consumer, plan = work.consumer, work.consumer.plan
+    if not plan.dq_early:
+        issue_dv(consumer, own)
+        issue_dk(consumer, own)
+    for part in range(max(plan.dq_slices, 2)):
+        if plan.dq_early and part < 2:
+            (issue_dv, issue_dk)[part](consumer, own)
+        dq = issue_dq(consumer, ds, part) if part < plan.dq_slices else None
+        if not plan.dq_early and part == 0:
+            warpgroup.wait_group(2)
+            release(consumer.pipes.do, own.do)
+            warpgroup.wait_group(1)
+            release(consumer.pipes.q, own.q)
         warpgroup.wait_group(0)
         if dq is not None:
             add_dq(work, place, dq, part)
-        if part < 2:
-            release((consumer.pipes.do, consumer.pipes.q)[part], state)
+        if plan.dq_early and part == 0:
+            release(consumer.pipes.do, own.do)
+        if plan.dq_early and part == 1:
+            release(consumer.pipes.q, own.q)
     pass_turn(work, place)
 
 
-@cute.jit
-def last_of_other(work, number):
-    """The products of a tile's last block, if it is the other warpgroup's."""
-    consumer = work.consumer
-    state = buffer(number, STAGES)
-    issue_dv(consumer, state)
-    issue_dk(consumer, state)
-    warpgroup.wait_group(1)
-    release(consumer.pipes.do, state)
+def finish_other(consumer, other) -> None:
+    """Gives back the other's block, when this warpgroup's products with it are done.
+
+    In this order the other's next dO also tells it that its buffer of dS is free.
+    """
     warpgroup.wait_group(0)
-    release(consumer.pipes.q, state)
+    release(consumer.pipes.do, other.do)
+    release(consumer.pipes.q, other.q)
 
 
-def issue_dv(consumer, state) -> None:
-    """dV += P^T dO of a block, when its P is there."""
-    o, index = consumer.operands, state.index
-    consumer.pipes.p.consumer_wait(state)
-    multiply(consumer.products.dv, o.dv, o.dv_p[None, None, None, index], o.dv_do[None, None, None, index], True)
+def issue_scores(consumer, scores: cute.Tensor, rows, keys, state, part: int) -> None:
+    """A part of S = Q K^T, or of dP = dO V^T."""
+    b = column_tile(keys, part)
+    multiply(consumer.products.scores, scores, rows[None, None, None, state.index], b, False)
 
 
-def issue_dk(consumer, state) -> None:
-    """dK += dS^T Q of a block, when its dS is there."""
-    o, index = consumer.operands, state.index
-    consumer.pipes.ds.consumer_wait(state)
-    multiply(consumer.products.dk, o.dk, o.dk_ds[None, None, None, index], o.dk_q[None, None, None, index], True)
+def issue_dv(consumer, block) -> None:
+    """dV += P^T dO of a block, or its transpose, when its P is there."""
+    consumer.pipes.p.consumer_wait(block.do)
+    stages = block.do.index, block.do.index
+    _accumulate(consumer, consumer.products.dv, consumer.operands.dv, consumer.operands.dv_operands, stages)
+
+
+def issue_dk(consumer, block) -> None:
+    """dK += dS^T Q of a block, or its transpose, when its dS is there."""
+    consumer.pipes.ds.consumer_wait(block.do)
+    stages = block.do.index, block.q.index
+    _accumulate(consumer, consumer.products.dk, consumer.operands.dk, consumer.operands.dk_operands, stages)
+
+
+def _accumulate(consumer, product, accumulator: cute.Tensor, operands, stages) -> None:
+    """Accumulates a product of two operands in these stages: of P or dS, and of dO or Q."""
+    if consumer.plan.dkv_transposed:
+        stages = stages[::-1]
+    a, b = (operand[None, None, None, stage] for operand, stage in zip(operands, stages, strict=True))
+    multiply(product, accumulator, a, b, True)
+
+
+def column_tile(operand, tile: int):
+    """One of the column tiles of a right operand (values, column tiles, k)."""
+    chosen = operand[None, tile, None]
+    layout = cute.append(chosen.layout, cute.make_layout(1))
+    return cute.make_tensor(chosen.iterator, cute.select(layout, mode=[0, 2, 1]))
 
 
 def issue_dq(consumer, ds: cute.Tensor, part: int) -> cute.Tensor:
     """One slice of dQ = dS K, by dS in registers."""
     plan, product = consumer.plan, consumer.products.dq
     dq = cute.make_rmem_tensor(product.partition_shape_C((plan.block_q, plan.tile_d // plan.dq_slices)), Float32)
-    columns = consumer.operands.dq_k[None, part, None]  # (values, k); a product takes (values, column tiles, k)
-    layout = cute.append(columns.layout, cute.make_layout(1))
-    k = cute.make_tensor(columns.iterator, cute.select(layout, mode=[0, 2, 1]))
-    multiply(product, dq, ds, k, False)
+    multiply(product, dq, ds, column_tile(consumer.operands.dq_k, part), False)
     return dq
 
 
@@ -188,17 +237,20 @@ def add_dq(work, place, dq: cute.Tensor, part: int) -> None:
     address = tile.toint() + (part * size * 128 + 4 * consumer.thread) * 4
     for i in range(0, size, 4):
         copies.add_float32(address + i * 128 * 4, [dq[i + j] for j in range(4)])
-    cute.arch.sync_warp()  # or the assembler puts off the additions, and their registers do not suffice for all slices
+    cute.arch.sync_warp()  # or the assembler puts off the additions, and registers do not suffice for all slices
 
 
-def store_tile(consumer, values: cute.Tensor, target: cute.Tensor, ring, state) -> cute.Tensor:
-    """Rounds a fragment of the scores, also into this block's (query, key) tile, of which both warpgroups hear."""
-    rounded = cute.make_rmem_tensor(values.shape, consumer.kernel.dtype)
+def store_part(consumer, values: cute.Tensor, target: cute.Tensor, state, part: int, rounded: cute.Tensor) -> None:
+    """Rounds a part of the scores, also into this block's (query, key) tile."""
     softmax.convert_pairs(values, rounded)
-    cute.copy(consumer.tile_copy, consumer.tile_copy.retile(rounded), target[None, None, None, state.index])
+    source = consumer.tile_copy.retile(rounded)[None, None, 0]
+    cute.copy(consumer.tile_copy, source, target[None, None, part, state.index])
+
+
+def publish(ring, state) -> None:
+    """Tells both warpgroups that this one's P or dS is in shared memory."""
     cute.arch.fence_view_async_shared()
     commit(ring, state)
-    return rounded
 
 
 @cute.jit
