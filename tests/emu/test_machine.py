@@ -203,6 +203,12 @@ def test_a_loop_without_end_is_stopped():
     assert "hang" in failure(ptx("L: add.u32 r1, r1, 1; bra L; ret;"))
 
 
+@pytest.mark.slow  # a hundred million instructions
+def test_a_loop_without_end_that_stores_is_stopped():
+    body = "mov.u32 r10, smem; L: st.shared.b32 [r10], r10; bra L; ret;"
+    assert "hang" in failure(ptx(body, prologue=DYNAMIC), shared=64)
+
+
 # ---- what the loader refuses ----
 
 

@@ -46,7 +46,7 @@ Status execute_matrix(Warp& w, const Inst& in, Mask) {
   }
   TrafficCounters& t = w.cta.cluster.traffic;
   (kStore ? t.shared_written : t.shared_read) += static_cast<uint64_t>(f.count) * 128;
-  if (kStore) w.cta.cluster.event();
+  if (kStore) w.cta.cluster.stored();
   return Status::kNext;
 }
 

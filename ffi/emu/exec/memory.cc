@@ -91,7 +91,7 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
   TrafficCounters& t = cluster.traffic;
   if (kStore) {
     (shared ? t.shared_written : t.global_written) += moved;
-    cluster.event();
+    cluster.stored();
   } else {
     (shared ? t.shared_read : t.global_read) += moved;
   }

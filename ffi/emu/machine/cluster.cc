@@ -17,6 +17,7 @@ constexpr uint64_t kLag = 100'000;  // instructions that a laggard warp lets oth
 // them; later, a hang.
 constexpr uint64_t kPatience = 200'000;
 constexpr uint64_t kHangInstructions = 40'000'000;
+constexpr uint64_t kHangStoring = 100'000'000;  // with nothing but stores
 
 void free_shared(uint8_t* memory) { ::operator delete[](memory, kSharedAlignment); }
 
@@ -229,8 +230,8 @@ Cluster::State Cluster::run_until_stopped() {
     if (stopped) return state = State::kTurn;
     if (timing ? schedule_timed() : schedule()) {
       if (!timing && now - last_event_ > kPatience && engine.force(*this)) event();
-      if (now - last_event_ > kHangInstructions)
-        throw fail("hang: %" PRIu64 " instructions without any progress\n%s", kHangInstructions, describe().c_str());
+      if (now - last_change_ > kHangInstructions || now - last_event_ > kHangStoring)
+        throw fail("hang: %" PRIu64 " instructions without any progress\n%s", now - last_event_, describe().c_str());
       continue;
     }
     if (engine.force(*this)) {

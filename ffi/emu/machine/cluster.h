@@ -97,7 +97,8 @@ class Cluster {
   State state = State::kReady;
 
   int new_queue() { return queues_++; }
-  void event() { last_event_ = now; ++events_; }    // something changed that others may wait for
+  void event() { last_event_ = last_change_ = now; ++events_; }  // something changed that others may wait for
+  void stored() { last_change_ = now; ++events_; }  // likewise, but a loop without end may do so too
   uint64_t events() const { return events_; }
   SharedView& shared_of(uint32_t address, const char* what);  // by the rank in bits 24 and up
   static uint32_t offset_of(uint32_t address) { return address & 0xffffffu; }
@@ -116,7 +117,7 @@ class Cluster {
   bool give_up_polls();
   Random random_;
   int queues_ = 0;
-  uint64_t last_event_ = 0, events_ = 0;
+  uint64_t last_event_ = 0, last_change_ = 0, events_ = 0;
   uint64_t events_at_give_up_ = UINT64_MAX;
   std::vector<Warp*> warps_;
 };
