@@ -89,7 +89,8 @@ uint64_t convert(const ConvertForm& f, uint64_t cell) {
   const bool from_float = is_float(f.from), to_float = is_float(f.to);
   if (!from_float && !to_float) {
     const int64_t v = read_integer(f.from, cell);
-    return f.saturate ? clamp_integer(f.to, f.from, v) : static_cast<uint64_t>(v);
+    // A register wider than the result has it extended.
+    return f.saturate ? clamp_integer(f.to, f.from, v) : static_cast<uint64_t>(read_integer(f.to, static_cast<uint64_t>(v)));
   }
   if (!from_float) {
     const int64_t v = read_integer(f.from, cell);
