@@ -207,7 +207,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         short = plan(64, 128, ds_stages=2, k_stages=2)
         if _window_rows(spec.mask) <= SHORT_ROWS:
             return short
-        rows = 2 * SHORT_ROWS if is_causal(spec.mask) else SHORT_ROWS
+        rows = 2 * SHORT_ROWS if is_causal(spec.mask) and spec.group == 1 else SHORT_ROWS
         return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
     wide = plan(64, 96 if tile_d + tile_e <= 320 else 64, ds_stages=2, dq_early=tile_d == 256)
     more = wide.shared_bytes + wide.block_q * (2 * wide.tile_d + STATISTIC_BYTES)
