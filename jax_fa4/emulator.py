@@ -55,6 +55,7 @@ class _Options(ctypes.Structure):
         ("regions", ctypes.POINTER(_Region)),
         ("region_count", ctypes.c_uint64),
         ("trace", ctypes.c_uint32),
+        ("limit", ctypes.c_uint64),
     ]
 
 
@@ -172,7 +173,8 @@ class Settings:
     that of the architecture's part. `check_bounds` stops a kernel that leaves the arrays it was given. With `timing`
     the warps follow a model of the hardware's clock instead of the seed, and the report estimates cycles
     ("cluster_cycles", "timing"). So many of each kernel's clusters as `trace` says, the first ones, report what
-    happened when ("trace")."""
+    happened when ("trace"). A cluster whose warps have executed more than `limit` instructions is stopped with an error
+    that says where they are (0: no limit): a loop without end that looks like work ends only so."""
 
     seed: int = 0
     strict: bool | Strict = False
@@ -181,6 +183,7 @@ class Settings:
     check_bounds: bool = True
     timing: bool = False
     trace: int = 0
+    limit: int = 0
 
     def _options(self, arrays: Sequence[np.ndarray]) -> _Options:
         arrays = [a for a in arrays if a.nbytes] if self.check_bounds else []
@@ -188,7 +191,7 @@ class Settings:
             *[_Region(a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays]
         )
         return _Options(ctypes.sizeof(_Options), self.seed, self.threads, self.strict, self.timing, self.sm_count,
-                        regions, len(arrays), self.trace)  # fmt: skip
+                        regions, len(arrays), self.trace, self.limit)  # fmt: skip
 
 
 class Module:
@@ -300,9 +303,7 @@ _REPORTS_KEPT = 256
 
 
 @contextlib.contextmanager
-def emulate(
-    seed: int = 0, *, strict: bool = False, threads: int = 0, sm_count: int = 0, timing: bool = False, trace: int = 0
-) -> Iterator[Settings]:
+def emulate(seed: int = 0, **settings: Any) -> Iterator[Settings]:
     """How attention with ``backend="emulate:<arch>"`` runs inside the ``with`` block, and that it is counted.
 
         with jax_fa4.emulate(seed=7):
@@ -313,10 +314,10 @@ def emulate(
     program compiled once may run under many seeds. On leaving, the defaults come back; wait for results before.
     """
     lib = library()
-    settings = Settings(seed=seed, strict=strict, threads=threads, sm_count=sm_count, timing=timing, trace=trace)
-    lib.jax_fa4_emulation_configure(ctypes.byref(settings._options(())), _REPORTS_KEPT)
+    chosen = Settings(seed=seed, **settings)
+    lib.jax_fa4_emulation_configure(ctypes.byref(chosen._options(())), _REPORTS_KEPT)
     try:
-        yield settings
+        yield chosen
     finally:
         lib.jax_fa4_emulation_configure(ctypes.byref(Settings()._options(())), _REPORTS_KEPT)
 

@@ -33,6 +33,7 @@ emu::MachineOptions convert(const emu_options* given, int architecture) {
   options.strict = o.strict;
   options.timing = o.timing;
   options.trace = o.trace;
+  options.limit = o.limit;
   options.architecture = architecture;
   options.sm_count = o.sm_count ? o.sm_count : architecture >= 100 ? 148 : 132;
   for (uint64_t i = 0; i < o.region_count; ++i)

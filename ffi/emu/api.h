@@ -32,6 +32,7 @@ typedef struct emu_options {
   const emu_region* regions; /* global memory; with none, global addresses are not checked */
   uint64_t region_count;
   uint32_t trace;         /* so many of a kernel's clusters, the first ones, report what happened when */
+  uint64_t limit;         /* warp instructions after which a cluster is stopped with an error; 0: none */
 } emu_options;
 
 /* A launch without a host part. Zeros in `cluster` stand for 1. */

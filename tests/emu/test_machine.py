@@ -209,6 +209,14 @@ def test_a_loop_without_end_that_stores_is_stopped():
     assert "hang" in failure(ptx(body, prologue=DYNAMIC), shared=64)
 
 
+@pytest.mark.parametrize("timing", [False, True])
+def test_a_cluster_stops_at_its_limit(timing):
+    body = "mov.u32 r10, smem; L: st.shared.b32 [r10], r10; bra L; ret;"
+    got = failure(ptx(body, prologue=DYNAMIC), shared=64, limit=1000, timing=timing)
+    assert "limit: more than 1000 instructions" in got and "PTX line" in got
+    launch(ptx("ret;"), limit=1000, timing=timing)
+
+
 # ---- what the loader refuses ----
 
 

@@ -230,6 +230,8 @@ Cluster::State Cluster::run_until_stopped() {
     if (stopped) return state = State::kTurn;
     if (timing ? schedule_timed() : schedule()) {
       if (!timing && now - last_event_ > kPatience && engine.force(*this)) event();
+      if (launch.options.limit && now > launch.options.limit)
+        throw fail("limit: more than %" PRIu64 " instructions\n%s", launch.options.limit, describe().c_str());
       if (now - last_change_ > kHangInstructions || now - last_event_ > kHangStoring)
         throw fail("hang: %" PRIu64 " instructions without any progress\n%s", now - last_event_, describe().c_str());
       continue;

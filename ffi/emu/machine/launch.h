@@ -30,6 +30,7 @@ struct MachineOptions {
   bool is_strict(Strictness kind) const { return strict & (kStrict | kind); }
   bool timing = false;     // follow a model of the hardware's clock instead of the seed
   uint32_t trace = 0;      // clusters that are traced, the first ones
+  uint64_t limit = 0;      // warp instructions of a cluster; 0: any number
   uint32_t sm_count = 148;
   int architecture = 100;  // compute capability times ten
   std::vector<GlobalRegion> regions;
