@@ -6,6 +6,9 @@ from jax_fa4.kernels.common import scalar_check, slope
 from jax_fa4.scores import ScoreMap
 from jax_fa4.spec import AttentionSpec
 
+STATISTIC_BYTES = 4
+"""Of one row's LSE or delta."""
+
 
 def pad_head_dim(dim: int) -> int:
     """The head dim of a tile: a multiple of 64 elements, the width of a 128-byte swizzle."""

@@ -8,9 +8,6 @@ from jax_fa4.kernels.common import softmax
 
 THREADS = 256
 
-STATISTIC_BYTES = 4
-"""Of one row's LSE or delta."""
-
 
 @cute.kernel
 def prepare(g, rows: cutlass.Constexpr[int], floats: cutlass.Constexpr[int], deterministic: cutlass.Constexpr[bool]):

@@ -13,7 +13,7 @@ from cutlass.pipeline import MbarrierArray, PipelineAsync, PipelineOp, PipelineS
 
 from jax_fa4.kernels.common import pipelines
 from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
-from jax_fa4.kernels.common.prepare import STATISTIC_BYTES
+from jax_fa4.kernels.common.planning import STATISTIC_BYTES
 from jax_fa4.kernels.sm100.bwd.plan import BLOCK, COMPUTED, BackwardPlan
 from jax_fa4.kernels.sm100.bwd.products import cta_group
 from jax_fa4.kernels.sm100.context import threads

@@ -12,7 +12,7 @@ from cutlass.pipeline import Agent, CooperativeGroup, PipelineAsync, PipelineTma
 
 from jax_fa4.kernels.common import pipelines
 from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
-from jax_fa4.kernels.common.prepare import STATISTIC_BYTES
+from jax_fa4.kernels.common.planning import STATISTIC_BYTES
 
 
 class Barrier(enum.IntEnum):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common.planning import check_slopes, pad_head_dim
+from jax_fa4.kernels.common.planning import STATISTIC_BYTES, check_slopes, pad_head_dim
 from jax_fa4.kernels.sm90.plans import is_causal, is_simple
 from jax_fa4.spec import AttentionSpec
 
@@ -15,9 +15,6 @@ SHARED_BYTES = 227 * 1024
 
 SHORT_ROWS = 2048
 """Blocks of 64 query rows with dQ carried on are faster than of 80 where tiles have, on average, up to so many rows."""
-
-STATISTIC_BYTES = 4
-"""Of one row's LSE or delta."""
 
 ALIGNMENT_BYTES = 1024
 """Swizzled tiles begin at multiples of this."""
@@ -160,15 +157,22 @@ class BackwardPlan:
         return _panel(self.tile_e // self.dkv_columns)
 
     @property
+    def q_stage_bytes(self) -> int:
+        """Of one tile of Q, with its LSE."""
+        return self.block_q * (2 * self.tile_d + STATISTIC_BYTES)
+
+    @property
+    def do_stage_bytes(self) -> int:
+        """Of one tile of dO, with its delta."""
+        return self.block_q * (2 * self.tile_e + STATISTIC_BYTES)
+
+    @property
     def shared_bytes(self) -> int:
-        elements = (
-            self.block_k * (self.k_stages * self.dq_columns + self.tile_e)
-            + self.block_q * (self.q_stages * self.tile_d + self.do_stages * self.tile_e)
-            + self.ds_stages * self.block_q * self.block_k * (2 if self.wide else 1)
-        )
-        statistics = self.block_q * (self.q_stages + self.do_stages)
+        keys = self.block_k * (self.k_stages * self.dq_columns + self.tile_e)
+        ds = self.ds_stages * self.block_q * self.block_k * (2 if self.wide else 1)
         staged = 0 if self.wide else self.dq_floats
-        return 2 * elements + 4 * (staged + statistics) + ALIGNMENT_BYTES
+        queries = self.q_stages * self.q_stage_bytes + self.do_stages * self.do_stage_bytes
+        return 2 * (keys + ds) + queries + 4 * staged + ALIGNMENT_BYTES
 
 
 def _panel(columns: int) -> int:
@@ -210,5 +214,5 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         rows = 2 * SHORT_ROWS if is_causal(spec.mask) and spec.group == 1 else SHORT_ROWS
         return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
     wide = plan(64, 96 if tile_d + tile_e <= 320 else 64, ds_stages=2, dq_early=tile_d == 256)
-    more = wide.shared_bytes + wide.block_q * (2 * wide.tile_d + STATISTIC_BYTES)
-    return replace(wide, q_stages=3) if more <= SHARED_BYTES else wide
+    fits = wide.shared_bytes + wide.q_stage_bytes <= SHARED_BYTES
+    return replace(wide, q_stages=3) if fits else wide
