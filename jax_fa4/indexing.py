@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,28 +19,12 @@ from jax_fa4.launch import KernelCall
 from jax_fa4.scalar import ScalarFunction
 from jax_fa4.scores import ScoreMap
 
-if TYPE_CHECKING:
-    from jax_fa4.partition import Split
-
 
 def has_functions(call: KernelCall) -> bool:
     """Whether user functions take part."""
     return any(b.name.startswith(("mask_operands", "score_operands")) for b in call.inputs) or any(
         isinstance(x, masks.Predicate | ScoreMap) for x in (*call.spec.mask.parts, *call.spec.score_mods)
     )
-
-
-def local_functions(
-    call: KernelCall, arrays: Sequence[jax.Array], split: Split
-) -> tuple[KernelCall, list[jax.Array]]:
-    """The call and arrays of one device, with functions that see the indices of the whole call."""
-    lead = arrays[0].shape[:-3]
-    if not has_functions(call) or (len(lead) == 1 and not any(split.lead) and not split.heads):
-        return call, list(arrays)
-    inner = split.lead[-1] if split.lead else None
-    example = jax.lax.axis_index(inner) * lead[-1] if inner else 0
-    head = jax.lax.axis_index(split.heads) * arrays[0].shape[-2] if split.heads else 0
-    return shifted(call, arrays, example, head)
 
 
 def shifted(

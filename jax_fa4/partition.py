@@ -22,7 +22,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_fa4 import masks
-from jax_fa4.indexing import has_functions, local_functions
+from jax_fa4.indexing import has_functions, shifted
 from jax_fa4.kernels.common.abi import Buffer
 from jax_fa4.launch import KernelCall, launch
 from jax_fa4.plan import refusal
@@ -138,7 +138,7 @@ def _partition(call: KernelCall, mesh: jax.sharding.Mesh, args: Sequence[Any], r
 
     def local(*arrays):
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-            here, values = local_functions(call, _restore_scalars(call, arrays), split)
+            here, values = _local_functions(call, _restore_scalars(call, arrays), split)
             if split.rows:
                 here, values = _rows_of_device(here, values, split, lengths)
             if split.kv_split:
@@ -150,6 +150,19 @@ def _partition(call: KernelCall, mesh: jax.sharding.Mesh, args: Sequence[Any], r
     ins = tuple(split.sharding(b) for b in call.inputs)
     outs = tuple(split.sharding(b) for b in call.outputs)
     return split.mesh, local, outs, ins
+
+
+def _local_functions(
+    call: KernelCall, arrays: Sequence[jax.Array], split: Split
+) -> tuple[KernelCall, list[jax.Array]]:
+    """The call and arrays of one device, with functions that see the indices of the whole call."""
+    lead = arrays[0].shape[:-3]
+    if not has_functions(call) or (len(lead) == 1 and not any(split.lead) and not split.heads):
+        return call, list(arrays)
+    inner = split.lead[-1] if split.lead else None
+    example = jax.lax.axis_index(inner) * lead[-1] if inner else 0
+    head = jax.lax.axis_index(split.heads) * arrays[0].shape[-2] if split.heads else 0
+    return shifted(call, arrays, example, head)
 
 
 def _rows_of_device(
