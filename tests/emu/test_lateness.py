@@ -1,4 +1,4 @@
-"""Seeds that hold one kind of operation back (ffi/emu/async/lateness.h), and what follows a late operation."""
+"""Seeds that hold operations back (ffi/emu/async/lateness.h), and what follows a late operation."""
 
 import ctypes
 
@@ -105,6 +105,35 @@ def test_what_nobody_waits_for_happens_last(first, second, other):
     for seed in (1, 5, 9):  # they hold back all loads
         with pytest.raises(emulator.EmulationError, match="nothing was ever written"):
             run(text, np.zeros(8, np.uint32), seed)
+
+
+SLEPT_ON = """
+setp.eq.u32 p1, r1, 0; setp.eq.u32 p3, r1, 32; add.u32 r3, r0, 512; add.u32 r4, r0, 520;
+@p1 mbarrier.init.shared.b64 [r3], 1; @p1 mbarrier.init.shared.b64 [r4], 1; fence.mbarrier_init.release.cluster;
+bar.sync 0; @p3 bra SLEEPER; @!p1 ret;
+mbarrier.arrive.expect_tx.shared.b64 d1, [r3], 16; mbarrier.arrive.expect_tx.shared.b64 d1, [r4], 16;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [r0], [d0], 16, [r3];
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [r0+16], [d0], 16, [r4];
+L: mbarrier.try_wait.parity.shared.b64 p2, [r4], 0; @!p2 bra L;
+ld.shared.b32 r5, [r0]; add.u32 r5, r5, 1; st.global.b32 [d0+16], r5;
+ret;
+SLEEPER: mbarrier.try_wait.parity.shared.b64 p2, [r3], 0; @!p2 bra SLEEPER;
+ret;
+"""
+"""One warp sleeps for the first of two loads; another reads it, but waits for the second alone."""
+
+
+def test_an_operation_is_held_back_though_a_warp_sleeps_for_it():
+    for first in range(2, 50, 16):  # four seeds take each origin once
+        missed = []
+        for seed in range(first, first + 16, 4):
+            try:
+                run(SLEPT_ON, np.zeros(8, np.uint32), seed, warps=2)
+            except emulator.EmulationError as error:
+                missed.append(str(error))
+        assert missed and all("nothing was ever written" in message for message in missed)
+    for seed in range(1, 50, 4):  # of the loads that they hold back the first goes first: it is slept for
+        run(SLEPT_ON, np.zeros(8, np.uint32), seed, warps=2)
 
 
 MOVED = """

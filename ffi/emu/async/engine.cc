@@ -20,10 +20,15 @@ constexpr uint32_t kLongestDelay = 4000;  // instructions of the cluster
 
 Span Operation::due(Timing& timing) const { return {timing.now, timing.now}; }
 
+bool Engine::holds(const Operation& operation) const {
+  return lateness_.policy() == Lateness::Policy::kHoldOne ? held_ == &operation
+                                                          : lateness_.holds(operation.kind(), operation.line);
+}
+
 Span Engine::draw(Cluster& cluster, const Operation& operation, uint64_t now) {
   if (cluster.timing) return operation.due(*cluster.timing);
   if (lateness_.holds()) {
-    if (lateness_.holds(operation.kind(), operation.line)) return {now, kLast};
+    if (holds(operation)) return {now, kLast};
     return {now, random_.below(4) ? now : now + 1 + random_.below(200)};
   }
   if (lateness_.lags(operation.line)) return {now, kLast};
@@ -70,6 +75,7 @@ bool Engine::step(Cluster& cluster, size_t index, uint64_t now) {
     rethrow_at(error, operation->line);
   }
   operation->finished = done;
+  if (done && held_ == operation.get()) held_ = nullptr;
   if (cluster.trace && operation->traced != SIZE_MAX) cluster.trace->stepped(*operation, done);
   // The step may have issued more, so look the operation up again.
   const auto found = std::find_if(pending_.begin(), pending_.end(),
@@ -82,6 +88,9 @@ bool Engine::step(Cluster& cluster, size_t index, uint64_t now) {
 
 void Engine::issue(Cluster& cluster, OperationPtr operation, int queue, uint64_t now) {
   if (queue >= kQueues) throw fail("more than %d queues of asynchronous operations", kQueues);
+  if (lateness_.policy() == Lateness::Policy::kHoldOne && !held_ &&
+      lateness_.takes(operation->line, cluster.running_cta(), random_))
+    held_ = operation.get();
   const Span span = draw(cluster, *operation, now);
   if (cluster.trace) cluster.trace->issued(*operation, span);
   pending_.push_back({std::move(operation), queue, span.end});

@@ -53,14 +53,14 @@ using OperationPtr = std::shared_ptr<Operation>;
 class Engine {
  public:
   static constexpr int kQueues = 256;
-  Engine(uint64_t seed, uint64_t stream, Lateness lateness) : random_(seed, stream), lateness_(lateness) {}
+  Engine(uint64_t seed, uint64_t stream, Lateness lateness) : random_(seed, stream), lateness_(std::move(lateness)) {}
 
   // `queue`: operations of one queue (0 and up) are made in order, each wholly before the next; -1: independent.
   void issue(Cluster&, OperationPtr, int queue, uint64_t now);
   // Makes every step that is due. True when anything happened.
   bool advance(Cluster&, uint64_t now);
   // Nobody can go on: makes one step, the earliest due. Of those that wait as long as they can it is a drawn one, or, where
-  // the seed holds a kind back, the one that a warp waits for.
+  // the seed holds operations back, one that a warp waits for.
   bool force(Cluster&);
   // Makes all steps of `operation`, and of those before it in its queue. False when one is not ready.
   bool finish(Cluster&, const OperationPtr& operation);
@@ -77,15 +77,17 @@ class Engine {
     uint64_t due;
   };
   Span draw(Cluster&, const Operation&, uint64_t now);
+  bool holds(const Operation&) const;
   template <class F>
   void heads(F visit) const;
   bool step(Cluster&, size_t index, uint64_t now);  // true when the operation is gone
   size_t needed(const Cluster&, const std::vector<size_t>& heads) const;
 
   Random random_;
-  const Lateness lateness_;
+  Lateness lateness_;
   std::vector<Pending> pending_;
   uint64_t next_due_ = kLate;
+  const Operation* held_ = nullptr;  // kHoldOne
 };
 
 }  // namespace emu

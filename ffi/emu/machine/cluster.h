@@ -67,6 +67,7 @@ class Cluster {
   Cluster(Launch& launch, uint64_t number, Dim3 index);  // number: in grid order; index: in clusters
 
   State run();               // until nothing in it can go on
+  uint32_t running_cta() const { return judge->running() / static_cast<uint32_t>(ctas[0]->warps.size()); }
   bool awaits(const Operation&) const;  // a warp sleeps for the phase of an mbarrier that the operation reports to
   void take_turns_into(std::vector<std::pair<Warp*, int>>& waiters);
   std::string describe();    // where each warp stands

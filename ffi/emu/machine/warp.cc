@@ -247,7 +247,7 @@ uint64_t Warp::loop(uint64_t budget) {
 // ---- registers held by operations in flight -----------------------------------------------------------------------------
 
 void Warp::hold(const std::vector<Slot>& slots, const OperationPtr& operation) {
-  Held held{operation, {}};
+  Held held{operation, {}, {}};
   for (Slot slot : slots)
     if (slot != kNoSlot) held.units.push_back(static_cast<uint16_t>(slot / 128));
   held_.push_back(std::move(held));
