@@ -1,6 +1,6 @@
 """Remove each synchronisation instruction of our Blackwell forward kernel, one at a time: does the software GPU notice?
 
-    PYTHONPATH=.:tests python tests/kernels/sm100_mutate.py [--head-dim 128] [--full] [--seeds 20]
+    PYTHONPATH=.:tests python tests/kernels/sm100_mutate.py [--head-dim 128] [--full] [--segments] [--seeds 20]
 
 Several works for one CTA (or pair of CTAs), so that they follow each other. Runs are strict. See `emu.mutate`.
 """
@@ -25,8 +25,7 @@ ARCH = "sm_100a"
 class Subject:
     """The kernel and its problems: works of many key blocks, and of one, whose epilogues come soon after another."""
 
-    def __init__(self, head_dim: int, causal: bool):
-        mask = masks.Causal() if causal else masks.Full()
+    def __init__(self, head_dim: int, mask: masks.Mask):
         spec = AttentionSpec("bfloat16", head_dim, head_dim, scale=head_dim**-0.5, mask=mask)
         size = plan.SizeClass.MANY_TILES
         self.artifact = compile.artifact(spec, ARCH, size, "forward")
@@ -37,23 +36,28 @@ class Subject:
         self.problems = []
         for lengths in ((2 * rows, 2 * rows), (6 * rows, 128)):
             arrays = [rng.standard_normal((1, lengths[i > 0], 1, head_dim)) for i in range(3)]
-            self.problems.append([compiled.aligned(x.shape, jnp.bfloat16, x) for x in arrays])
+            problem = {n: compiled.aligned(x.shape, jnp.bfloat16, x) for n, x in zip("qkv", arrays, strict=True)}
+            if chosen.key_blocks == "ids":
+                for name, length in zip(("q", "kv"), lengths, strict=True):
+                    documents = np.array([[4, 0, 3, 0, 1]]).repeat(-(-length // 5), 1)[:, :length].astype(np.int32)
+                    problem[f"{name}_segment_ids"] = compiled.aligned(documents.shape, np.int32, documents)
+            self.problems.append(problem)
 
     def run(self, ptx: str, seed: int):
         """(result bytes, complaints, executed lines) of all problems."""
         module = emulator.load(self.artifact.object, ptx, self.artifact.symbol)
         settings = emulator.Settings(seed=seed, threads=1, sm_count=self.sm_count, strict=True)
         results, complaints, lines = b"", [], set()
-        for q, k, v in self.problems:
-            rows, columns = q.shape[1], k.shape[1]
+        for problem in self.problems:
+            q, rows, columns = problem["q"], problem["q"].shape[1], problem["k"].shape[1]
             o, lse = compiled.aligned(q.shape, q.dtype), compiled.aligned((1, 1, rows), np.float32)
-            arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+            arrays = problem | {"o": o, "lse": lse}
             places = {name: array.ctypes.data for name, array in arrays.items()}
             arguments = Arguments(self.artifact, places, Dims(1, rows, columns, 1, 1, self.sm_count))
             report = module.run_vector(arguments.vector, list(arrays.values()), settings)
             results += o.tobytes() + lse.tobytes()
             complaints += report.complaints
-            lines |= {line for line, count in report.kernels[0]["lines"] if count}
+            lines |= {line for kernel in report.kernels for line, count in kernel["lines"] if count}
         return results, complaints, lines
 
 
@@ -83,9 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--full", action="store_true", help="instead of causal")
+    parser.add_argument("--segments", action="store_true", help="with segment ids")
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
-    survey(Subject(options.head_dim, not options.full), options.seeds)
+    mask = masks.Full() if options.full else masks.Causal()
+    mask &= masks.Segments() if options.segments else masks.Full()
+    survey(Subject(options.head_dim, mask), options.seeds)
 
 
 def survey(subject, seeds: int) -> None:

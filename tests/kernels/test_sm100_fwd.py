@@ -5,17 +5,14 @@ import dataclasses
 import functools
 import re
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from emu import emulated
+from kernels.sm100_cases import ARCH, assert_same_bits, launch
 
 from jax_fa4 import accuracy, attention, cases, compile, emulator, errors, plan
 from jax_fa4.cases import Case, Shape
-from jax_fa4.kernels.common.abi import Dims
 from jax_fa4.spec import Arguments, make_spec
-
-ARCH = "sm_100a"
 
 # Several CTAs' worth of tiles, key blocks on both sides of every edge, and what the common cases are too short for.
 LONGER = (
@@ -88,23 +85,7 @@ def test_machine_code_keeps_to_the_plan(case):
 
 def run(case: Case, seed: int = 0, draw: int = 0, artifact=None, **settings):
     """(results, spec, operands, report) of a case on the software GPU; outputs are poisoned with NaN bytes."""
-    spec, operands = make_spec(Arguments(**case.make(draw)))
-    artifact = artifact or compile.artifact(*key(case))
-    s = case.shape
-    sm_count = settings.setdefault("sm_count", 3)
-    dims = Dims(s.B, s.S, s.T, s.H, s.K, sm_count)
-    arrays = {b.name: array(b, operands, dims) for b in artifact.buffers if b.kind != "scratch"}
-    report = emulator.launch(artifact, arrays, dims, seed=seed, threads=1, **settings)
-    return {name: arrays[name] for name in ("o", "lse")}, spec, operands, report
-
-
-def array(buffer, operands, dims) -> np.ndarray:
-    if buffer.kind == "out":
-        poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
-        return poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
-    name, _, index = buffer.name.rpartition("_")
-    value = getattr(operands, name)[int(index)] if index.isdigit() else getattr(operands, buffer.name)
-    return np.ascontiguousarray(value)
+    return launch(case.make(draw), case.shape, seed, artifact or compile.artifact(*key(case)), **settings)
 
 
 @pytest.mark.parametrize("case", parameters(all_cases()))
@@ -125,11 +106,6 @@ def test_every_interleaving_gives_the_same_bits(case):
         again, _, _, report = run(case, seed)
         assert report.complaints == []
         assert_same_bits(again, first, f"under seed {seed}")
-
-
-def assert_same_bits(results, expected, where: str) -> None:
-    for name, value in expected.items():
-        assert value.tobytes() == results[name].tobytes(), f"{name} differs {where}"
 
 
 @pytest.mark.slow

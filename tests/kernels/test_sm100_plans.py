@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_fa4 import masks
-from jax_fa4.kernels.sm100 import plans, tiles
+from jax_fa4.kernels.sm100 import plans, visits
 from jax_fa4.plan import SizeClass
 from jax_fa4.spec import AttentionSpec
 
@@ -83,7 +83,7 @@ def block_ranges(draw):
 
 @given(block_ranges())
 def test_tiles_visit_their_blocks_and_the_union_holds_them(ranges):
-    blocks, start, end = tiles.at_least_one(ranges, max(r[3] for r in ranges), masks.PYTHON)
+    blocks, start, end = visits.at_least_one(ranges, max(r[3] for r in ranges), masks.PYTHON)
     for tile, (first, full_start, full_end, last) in zip(blocks, ranges, strict=True):
         if first < last:
             assert (tile.start, tile.full_start, tile.full_end, tile.end) == (first, full_start, full_end, last)
@@ -95,7 +95,7 @@ def test_tiles_visit_their_blocks_and_the_union_holds_them(ranges):
 
 @given(block_ranges(), st.integers(1, 9))
 def test_splits_share_out_every_block_once(ranges, splits):
-    parts = [tiles.part(ranges, split, splits, masks.PYTHON) for split in range(splits)]
+    parts = [visits.part(ranges, split, splits, masks.PYTHON) for split in range(splits)]
     for i, (start, full_start, full_end, end) in enumerate(ranges):
         visited = [b for part in parts for b in range(part[i][0], part[i][3])]
         assert visited == list(range(start, end))
@@ -106,8 +106,8 @@ def test_splits_share_out_every_block_once(ranges, splits):
 @given(block_ranges(), st.integers(1, 9))
 def test_a_split_without_keys_visits_a_block_that_no_row_of_the_tile_sees(ranges, splits):
     for split in range(splits):
-        part = tiles.part(ranges, split, splits, masks.PYTHON)
-        blocks, _, _ = tiles.at_least_one(part, max(r[3] for r in ranges), masks.PYTHON)
+        part = visits.part(ranges, split, splits, masks.PYTHON)
+        blocks, _, _ = visits.at_least_one(part, max(r[3] for r in ranges), masks.PYTHON)
         for tile, mine, whole in zip(blocks, part, ranges, strict=True):
             if mine[0] >= mine[3]:
                 assert not whole[0] <= tile.start < whole[3]

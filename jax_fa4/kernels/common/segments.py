@@ -97,12 +97,22 @@ class SegmentBlocks:
     def vote(self, base: Int32, full: Int32) -> Int32:
         """The bits of those among blocks base, ..., base + 31 that pass `full` visits; for a whole warp."""
         block = base + cute.arch.lane_idx()
-        safe = cutlass.min(block, self.bounds.shape[0] - 1)
+        meets, is_full = self._tests(block, cutlass.min(block, self.bounds.shape[0] - 1))
+        return cute.arch.vote_ballot_sync(meets & (Boolean(is_full) == (full == 1)))
+
+    def words_below(self, top: Int32) -> tuple[Int32, Int32]:
+        """Bit i says whether block top - 1 - i is visited, in the second word also without mask; for a whole warp."""
+        block = top - 1 - cute.arch.lane_idx()
+        meets, is_full = self._tests(block, cutlass.max(cutlass.min(block, self.bounds.shape[0] - 1), 0))
+        meets = meets & (block >= self.start)
+        return cute.arch.vote_ballot_sync(meets), cute.arch.vote_ballot_sync(meets & is_full)
+
+    def _tests(self, block: Int32, safe: Int32) -> tuple[Boolean, Boolean]:
+        """Whether a block, whose bounds are those at `safe`, is visited, and whether a visit then needs no mask."""
         smallest, largest = self.bounds[safe, 0], self.bounds[safe, 1]
         meets = (block < self.end) & (smallest <= self.largest) & (largest >= self.smallest)
         one_id = (smallest == largest) & (self.smallest == self.largest)
-        is_full = one_id & (block >= self.full_start) & (block < self.full_end)
-        return cute.arch.vote_ballot_sync(meets & (Boolean(is_full) == (full == 1)))
+        return meets, one_id & (block >= self.full_start) & (block < self.full_end)
 
 
 def segment_blocks(mask: masks.Mask, q_block: Int32, block_q: int, block_k: int, geometry: Any, bounds: tuple):

@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.pipeline import Agent, CooperativeGroup, MbarrierArray, PipelineOp
 
-from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS, ForwardPlan
+from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, GROUP_SLOTS, GROUP_WORDS, SLOTS, ForwardPlan
 from jax_fa4.kernels.sm100.tiles import WorkList
 
 # Named barrier 0 is the whole block's; from SCALE_BARRIER on, one for each slot and warp pair.
@@ -38,6 +38,7 @@ class Barriers:
       inverse_full, inverse_empty: the factors that normalise a tile's rows, softmax to correction.
       o_store_full, o_store_empty: a tile's O in shared memory, correction to epilogue.
       work: answers to the scheduler's requests for work, to all roles; None with a static schedule.
+      groups_full, groups_empty: slots of `groups`, scheduler to all roles but the epilogue; None where there are none.
     """
 
     q: pipeline.PipelineTmaUmma
@@ -50,6 +51,8 @@ class Barriers:
     inverse_empty: MbarrierArray
     o_store_full: MbarrierArray
     o_store_empty: MbarrierArray
+    groups_full: Any
+    groups_empty: Any
     work: Any
 
 
@@ -64,6 +67,7 @@ class Shared:
     scale: cute.Tensor  # [slot, row] factor by which a block changes O
     inverse: cute.Tensor  # [tile, row] factor that normalises O at the end
     response: Any  # 16 bytes: the hardware's answer to a request for work
+    groups: cute.Tensor  # (word, slot) of key blocks by ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +106,7 @@ class Context:
       o_layout: swizzled layout of O in shared memory.
       tx_bytes: bytes that a load of a K or V tile brings, to all CTAs that share it.
       rank: this CTA's place among those that share their products; 0 leads: its mma role issues them.
+      groups: the queue of key blocks by ids, or None.
       tmem: the address of the block's tensor memory, for the roles that use it.
     """
 
@@ -117,7 +122,12 @@ class Context:
     o_layout: Any
     tx_bytes: dict[str, int]
     rank: Any
+    groups: Any = None
     tmem: Any = None
+
+    def visits(self, work, read) -> tuple:
+        """The key blocks of a work, and the cursor before the first one; `read`: groups of them read before."""
+        return self.work.visits(work) if self.groups is None else self.groups.begin(read)
 
     @property
     def dtype(self):
@@ -206,6 +216,7 @@ def storage_type(plan: ForwardPlan, dtype, layouts):
         "tmem_freed": cutlass.Int64,
         "work": cute.struct.MemRange[cutlass.Int64, 2],
         "response": cute.struct.Align[cute.struct.MemRange[cutlass.Int32, 4], 16],
+        "groups": cute.struct.Align[cute.struct.MemRange[cutlass.Int32, GROUP_WORDS * GROUP_SLOTS], 16],
         "scale": statistics,
         "inverse": statistics,
         "s_q": tile_memory(max(cute.cosize(layouts.q), cute.cosize(layouts.o) if plan.o_over_q else 0)),
@@ -247,11 +258,12 @@ def make_barriers(plan: ForwardPlan, storage, tx_bytes: dict[str, int]) -> Barri
             barrier_storage=storage.work.data_ptr(),
             num_stages=1,
             producer_group=threads(1),
-            consumer_group=threads(group * plan.working_warps + 2),  # and the leader's mma and scheduler
+            consumer_group=threads(plan.answer_readers),
             tx_count=16,
             cta_layout_vmnk=ctas,
             defer_sync=True,
         )
+    by_ids = plan.key_blocks == "ids"
     mma, warps = PipelineOp.TCGen05Mma, PipelineOp.AsyncThread
     return Barriers(
         q=tma("q", plan.q_tiles, 2 if plan.o_over_q else 1, tx_bytes["q"]),
@@ -264,6 +276,8 @@ def make_barriers(plan: ForwardPlan, storage, tx_bytes: dict[str, int]) -> Barri
         inverse_empty=array("inverse_empty", warps, 4),
         o_store_full=array("o_store_full", warps, 4),
         o_store_empty=array("o_store_empty", warps, 1),
+        groups_full=array("groups_full", warps, 1) if by_ids else None,
+        groups_empty=array("groups_empty", warps, plan.group_readers) if by_ids else None,
         work=work,
     )
 

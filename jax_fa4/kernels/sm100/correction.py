@@ -36,25 +36,28 @@ def run(context: Context):
     turn, output_phase, tile_phase = Int32(0), Int32(0), Int32(0)
     for tile in cutlass.range_constexpr(plan.q_tiles):
         arrive_leader(context, barriers.p_full, tile)  # O is free for a tile's first product
-    number, done = dispatch.first(context), Int32(0)
+    number, done, read = dispatch.first(context), Int32(0), Int32(0)
     while number < context.work.count:
         work = context.work.at(number)
-        for step in cutlass.range(1, work.count, unroll=1):
+        visits, cursor = context.visits(work, read)
+        _, cursor = visits.next(cursor)
+        for step in cutlass.range(1, visits.count, unroll=1):
+            visit, cursor = visits.next(cursor)
             for tile in cutlass.range_constexpr(plan.q_tiles):
-                blocks, block = work.tiles[tile], work.end - 1 - step
-                if blocks.has(block) & (block != blocks.end - 1):
+                if visits.has(tile, visit) & (visit.block != visits.tiles[tile].end - 1):
                     slot = tile if cutlass.const_expr(plan.q_tiles == 2) else (turn + step) % SLOTS
                     if cutlass.const_expr(plan.q_tiles == 1):
                         _await_output(context, output_phase)
                         output_phase ^= 1
                     _rescale(context, tile, slot, row)
-        turn += work.count
+        turn += visits.count
         for tile in cutlass.range_constexpr(plan.q_tiles):
             _finish(context, work, tile, row, tile_phase, output_phase)
             slot = tile if cutlass.const_expr(plan.q_tiles == 2) else turn % SLOTS
             arrive_leader(context, barriers.p_full, slot)
         output_phase ^= 1
         tile_phase ^= 1
+        read = cursor.read
         number, done = dispatch.following(context, number, done)
 
 

@@ -11,6 +11,7 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32
 
 from jax_fa4.kernels.sm100.context import Context, arrive_leader
+from jax_fa4.kernels.sm100.groups import announce
 
 
 def grid(plan, count: Int32, sm_count: Int32) -> Int32:
@@ -47,15 +48,22 @@ def following(context: Context, number, done):
 
 @cute.jit
 def run(context: Context):
-    """The scheduler role: one warp of the leading CTA asks for work while the last one is under way."""
-    fetch = context.barriers.work
+    """The scheduler role: one warp finds the key blocks of a work by ids, and asks for the next work meanwhile.
+
+    Under cluster launch control the leading CTA's asks, for all that share its products.
+    """
+    plan, fetch, groups = context.plan, context.barriers.work, context.groups
     state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
-    number, done = first(context), Int32(0)
+    number, done, written = first(context), Int32(0), Int32(0)
     while number < context.work.count:
-        fetch.producer_acquire(state)
-        with cute.arch.elect_one():
-            cute.arch.issue_clc_query(
-                fetch.producer_get_barrier(state), context.shared.response, multicast=context.plan.cta_group > 1
-            )
+        if cutlass.const_expr(groups is not None):
+            written = announce(groups, *context.work.id_blocks(context.work.at(number)), written)
+        if cutlass.const_expr(plan.scheduler == "clc"):
+            if context.rank == 0:
+                fetch.producer_acquire(state)
+                with cute.arch.elect_one():
+                    cute.arch.issue_clc_query(
+                        fetch.producer_get_barrier(state), context.shared.response, multicast=plan.cta_group > 1
+                    )
         state.advance()
         number, done = following(context, number, done)

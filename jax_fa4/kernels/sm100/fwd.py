@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.nvgpu.tcgen05 import OperandMajorMode, OperandSource
 from cutlass.memory import TmemAllocator
 
-from jax_fa4.kernels.common import abi
+from jax_fa4.kernels.common import abi, segments
 from jax_fa4.kernels.common.copies import permuted
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.scheduler import TileSchedule, section_heads
@@ -33,7 +33,16 @@ from jax_fa4.kernels.sm100.context import (
     make_barriers,
     storage_type,
 )
-from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS, TMEM_COLUMNS, ForwardPlan
+from jax_fa4.kernels.sm100.groups import Groups
+from jax_fa4.kernels.sm100.plans import (
+    BLOCK_K,
+    BLOCK_Q,
+    GROUP_SLOTS,
+    GROUP_WORDS,
+    SLOTS,
+    TMEM_COLUMNS,
+    ForwardPlan,
+)
 from jax_fa4.kernels.sm100.tiles import WorkList
 
 
@@ -43,6 +52,8 @@ class Forward:
     def __init__(self, spec, plan: ForwardPlan):
         self.spec, self.plan = spec, plan
         self.buffers = abi.forward_buffers(spec) + (combine.partial_buffers(spec) if plan.split_kv else ())
+        if plan.key_blocks == "ids":
+            self.buffers += segments.scratch(plan.tile_positions, BLOCK_K)
         self.dtype = DTYPES[spec.dtype]
         rows = plan.q_rows
         self.qk_tiler = (rows, BLOCK_K, plan.head_dim)
@@ -62,6 +73,8 @@ class Forward:
             splits = combine.splits(schedule.count, dims)
             partial = combine.partial_tensors(plan, schedule, splits, g)
         memory = self._memory(g, qk, pv, layouts, partial)
+        if cutlass.const_expr(plan.key_blocks == "ids"):
+            segments.launch_bounds(g, dims, plan.tile_positions, BLOCK_K, stream)
         grid = [dispatch.grid(plan, schedule.count * splits, dims.sm_count), 1, 1]
         # A copy of g: launching a kernel leaves the kernel's own values in the namespace.
         self.kernel(memory, schedule, splits, qk, pv, layouts, SimpleNamespace(**vars(g)), dims).launch(
@@ -162,14 +175,19 @@ class Forward:
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.cta_group == 2 else 0
         shared = self._shared(storage, layouts)
         work = WorkList(self.spec, plan, schedule, splits, g, dims)
+        blocks = None
+        if cutlass.const_expr(plan.key_blocks == "ids"):
+            blocks = Groups(shared.groups, barriers.groups_full, barriers.groups_empty, rank)
         context = Context(
-            self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, layouts.o, tx_bytes, rank
+            self.spec, plan, barriers, shared, memory, work, qk, pv, layouts.p, layouts.o, tx_bytes, rank, blocks
         )
         pipeline.pipeline_init_wait(ctas)
 
         if warp == warps.scheduler:
             cute.arch.setmaxregister_decrease(plan.registers.other)
-            if cutlass.const_expr(plan.scheduler == "clc"):
+            if cutlass.const_expr(plan.key_blocks == "ids"):
+                dispatch.run(context)
+            elif cutlass.const_expr(plan.scheduler == "clc"):
                 if rank == 0:
                     dispatch.run(context)
         if warp == warps.load:
@@ -212,7 +230,8 @@ class Forward:
             o = storage.s_o.get_tensor(layouts.o.outer, swizzle=layouts.o.inner)
         rows = cute.make_layout((SLOTS, BLOCK_Q), stride=(BLOCK_Q, 1))
         statistics = (getattr(storage, name).get_tensor(rows) for name in ("scale", "inverse"))
-        return Shared(q, k, v, o, *statistics, storage.response.data_ptr())
+        groups = storage.groups.get_tensor(cute.make_layout((GROUP_WORDS, GROUP_SLOTS)))
+        return Shared(q, k, v, o, *statistics, storage.response.data_ptr(), groups)
 
 
 def packed(tensor: cute.Tensor, heads: int) -> cute.Tensor:

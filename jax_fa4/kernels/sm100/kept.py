@@ -33,6 +33,24 @@ def where(conditions: Callable[[int], Iterable[Boolean]]) -> Uint32:
     return word
 
 
+@cute.jit
+def same_ids(row_id: Int32, key_ids: list[Int32]):
+    """The words of the keys that have the row's id; lane l brings its row's id, and that of key l of each word.
+
+    The few ids that the warp's rows have are looked for one after the other, each in all keys at once.
+    """
+    words = [Uint32(0) for _ in key_ids]
+    left = Uint32(0xFFFFFFFF)  # rows whose id is still to be looked for
+    while left != 0:
+        sought = cute.arch.shuffle_sync(row_id, cute.arch.popc((left & -left) - 1))
+        same = row_id == sought
+        for i in cutlass.range_constexpr(len(words)):
+            found = Uint32(cute.arch.vote_ballot_sync(key_ids[i] == sought))
+            words[i] = Uint32(cutlass.select_(same, found, words[i]))
+        left = left & ~Uint32(cute.arch.vote_ballot_sync(same))
+    return words
+
+
 def keep(values: cute.Tensor, word: Uint32) -> None:
     """Sets the values whose bit is not set to -inf."""
     for i in range(BITS):

@@ -21,9 +21,11 @@ def run(context: Context):
     q_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.q_tiles)
     kv_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.kv_stages)
 
-    number, done = dispatch.first(context), Int32(0)
+    number, done, read = dispatch.first(context), Int32(0), Int32(0)
     while number < context.work.count:
         work = context.work.at(number)
+        visits, cursor = context.visits(work, read)
+        visit, cursor = visits.next(cursor)
         for i in cutlass.range_constexpr(plan.q_tiles):
             q_pipe.producer_acquire(q_state)
             cute.copy(
@@ -34,16 +36,18 @@ def run(context: Context):
             )
             q_state.advance()
             if cutlass.const_expr(i == 0):
-                kv_state = _fetch(context, kv_state, "k", work, work.end - 1, g_k, s_k)
+                kv_state = _fetch(context, kv_state, "k", work, visit.block, g_k, s_k)
         # K and V in the order of the products: with one query tile, scores run a block ahead of the second product.
-        for step in cutlass.range(1, work.count + 1, unroll=1):
-            block = work.end - 1 - step
+        for step in cutlass.range(1, visits.count + 1, unroll=1):
+            block = visit.block
             if cutlass.const_expr(plan.q_tiles == 2):
-                kv_state = _fetch(context, kv_state, "v", work, block + 1, g_v, s_v)
-            if block >= work.start:
-                kv_state = _fetch(context, kv_state, "k", work, block, g_k, s_k)
+                kv_state = _fetch(context, kv_state, "v", work, block, g_v, s_v)
+            visit, cursor = visits.next(cursor)
+            if step < visits.count:
+                kv_state = _fetch(context, kv_state, "k", work, visit.block, g_k, s_k)
             if cutlass.const_expr(plan.q_tiles == 1):
-                kv_state = _fetch(context, kv_state, "v", work, block + 1, g_v, s_v)
+                kv_state = _fetch(context, kv_state, "v", work, block, g_v, s_v)
+        read = cursor.read
         number, done = dispatch.following(context, number, done)
     context.barriers.kv.producer_tail(kv_state)
 

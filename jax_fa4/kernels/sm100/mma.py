@@ -9,6 +9,7 @@ from cutlass.cute.nvgpu import tcgen05
 from jax_fa4.kernels.sm100 import dispatch
 from jax_fa4.kernels.sm100.context import Context, commit, probabilities, products, scores, tmem_fence
 from jax_fa4.kernels.sm100.plans import SLOTS
+from jax_fa4.kernels.sm100.visits import nowhere
 
 # Of P's 128 columns this many are enough for the second product to start.
 _HEAD_COLUMNS = 96
@@ -109,38 +110,41 @@ def _two_tiles(context: Context):
     ring = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.kv_stages)
     phases = cute.make_rmem_tensor((2,), Int32)  # of p_full, by slot
     phases.fill(0)
-    number, done = dispatch.first(context), Int32(0)
+    number, done, read = dispatch.first(context), Int32(0), Int32(0)
     while number < context.work.count:
-        work = context.work.at(number)
-        for step in cutlass.range(work.count + 1, unroll=1):
-            block = work.end - 1 - step
+        visits, cursor = context.visits(context.work.at(number), read)
+        visit = nowhere()
+        for step in cutlass.range(visits.count + 1, unroll=1):
+            previous = visit
+            visit, cursor = visits.next(cursor)
             v_state = ring.clone()
             if step > 0:
                 ring = _await_chunks(context, v_state)
             k_state = ring.clone()
             for i in cutlass.range_constexpr(2):
-                blocks = work.tiles[i]
-                if blocks.has(block + 1):
-                    _output(context, (i, i, phases[i]), v, v_state, block + 1 != blocks.end - 1, False)
+                blocks = visits.tiles[i]
+                if visits.has(i, previous):
+                    _output(context, (i, i, phases[i]), v, v_state, previous.block != blocks.end - 1, False)
                     phases[i] = phases[i] ^ 1
-                    if block + 1 == blocks.start:
+                    if previous.block == blocks.start:
                         commit(barriers.o_full, i, plan.cta_group)
                 if cutlass.const_expr(i == 1):  # before the last scores: the load of the next K waits for it
                     if step > 0:
                         _release_chunks(context, v_state)
-                if step < work.count:
+                if step < visits.count:
                     if cutlass.const_expr(i == 0):
                         ring = _await_chunks(context, k_state)
                     if step == 0:
                         barriers.q.sync_object_full.wait(i, q_phase)
-                    if blocks.has(block):
+                    if visits.has(i, visit):
                         _score(context, i, q[None, None, None, i], k, k_state, False)
-            if step < work.count:
+            if step < visits.count:
                 _release_chunks(context, k_state)
-            if step == work.count - 1:
+            if step == visits.count - 1:
                 for i in cutlass.range_constexpr(2):
                     commit(barriers.q.sync_object_empty, i, plan.cta_group)
         q_phase ^= 1
+        read = cursor.read
         number, done = dispatch.following(context, number, done)
 
 
@@ -151,19 +155,22 @@ def _one_tile(context: Context):
     q, k, v = _operands(context)
     q_phase, turn = Int32(0), Int32(0)
     ring = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, plan.kv_stages)
-    number, done = dispatch.first(context), Int32(0)
+    number, done, read = dispatch.first(context), Int32(0), Int32(0)
     while number < context.work.count:
-        work = context.work.at(number)
+        visits, cursor = context.visits(context.work.at(number), read)
+        count = visits.count
         barriers.q.sync_object_full.wait(0, q_phase)
-        for step in cutlass.range(work.count + 1, unroll=1):
-            if step < work.count:
+        for step in cutlass.range(count + 1, unroll=1):
+            _, cursor = visits.next(cursor)
+            if step < count:
                 ring = _score(context, (turn + step) % SLOTS, q[None, None, None, 0], k, ring, True)
-                if step == work.count - 1:
+                if step == count - 1:
                     commit(barriers.q.sync_object_empty, 0, plan.cta_group)
             if step > 0:
                 before = turn + step - 1
                 ring = _output(context, (before % SLOTS, 0, (before // SLOTS) % 2), v, ring, step > 1, True)
                 commit(barriers.o_full, 0, plan.cta_group)
-        turn += work.count
+        turn += count
         q_phase ^= 1
+        read = cursor.read
         number, done = dispatch.following(context, number, done)

@@ -22,6 +22,9 @@ BLOCK_K = 128
 """Keys of one K/V tile."""
 SLOTS = 2
 """Score slots in tensor memory."""
+GROUP_SLOTS = 2
+GROUP_WORDS = 12
+"""Of the queue of key blocks by ids: 32-bit words of a slot, with padding to 16 bytes."""
 MAX_STAGES = 8
 """More do not hide more latency."""
 TMEM_COLUMNS = 512
@@ -91,6 +94,8 @@ class ForwardPlan:
         the largest P of the row some number above 1, which rounds, where 1 does not.
       packed_heads: query heads of one KV head whose rows share a tile (GQA packing); 1 without packing.
       split_kv: the key blocks of a tile are divided among CTAs, and a second kernel combines their results.
+      key_blocks: which ones a query tile visits: all in the "range" that its mask leaves, or those among them that
+        segment "ids" leave; these the scheduler warp finds and tells the other roles.
       scheduler: who hands out work: "static", CTA i takes i, i + CTAs, ...; or "clc", a CTA that is done asks the
         hardware (cluster launch control) for work of which no CTA has begun, so that unequal work evens out.
       longest_first: query tiles are scheduled from the last to the first, in sections of equally many heads, whose K
@@ -112,6 +117,7 @@ class ForwardPlan:
     exact_blocks: int = 2
     packed_heads: int = 1
     split_kv: bool = False
+    key_blocks: Literal["range", "ids"] = "range"
     scheduler: Literal["static", "clc"] = "static"
     longest_first: bool = False
     l2_bytes: int = 48 * 2**20
@@ -124,13 +130,25 @@ class ForwardPlan:
         return BLOCK_Q * self.cta_group
 
     @property
+    def tile_positions(self) -> int:
+        """Rows of the query sequence in a query tile."""
+        return self.q_rows // self.packed_heads
+
+    @property
     def tmem_columns(self) -> int:
         return SLOTS * BLOCK_K + self.q_tiles * self.value_head_dim
 
     @property
-    def working_warps(self) -> int:
-        """Warps of a CTA that go from work to work, leader or not: of the roles softmax, correction, load, epilogue."""
-        return 4 * self.q_tiles + 4 + 1 + (0 if self.float32_out else 1)
+    def group_readers(self) -> int:
+        """Warps of a CTA that read which key blocks ids leave: of the roles softmax, correction, load and mma."""
+        return 4 * self.q_tiles + 4 + 1 + 1
+
+    @property
+    def answer_readers(self) -> int:
+        """Warps that go from work to work in all CTAs that share products: two of those roles only in the leader."""
+        by_ids = self.key_blocks == "ids"
+        everywhere = 4 * self.q_tiles + 4 + 1 + (0 if self.float32_out else 1) + (1 if by_ids else 0)
+        return self.cta_group * everywhere + (1 if by_ids else 2)
 
     def score_column(self, slot: int) -> int:
         return slot * BLOCK_K
@@ -148,8 +166,13 @@ class ForwardPlan:
             "mma": range(w.mma, w.mma + 1),
             **{role: range(first, first + 4) for role, first in groups.items()},
             "epilogue": range(w.epilogue, w.epilogue + 1),
-            **({"scheduler": range(w.scheduler, w.scheduler + 1)} if self.scheduler == "clc" else {}),
+            **({"scheduler": range(w.scheduler, w.scheduler + 1)} if self.schedules else {}),
         }
+
+    @property
+    def schedules(self) -> bool:
+        """Whether the scheduler warp has anything to do."""
+        return self.scheduler == "clc" or self.key_blocks == "ids"
 
     @property
     def accumulators(self) -> dict[int, str]:
@@ -189,7 +212,8 @@ class ForwardPlan:
 def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
     """The plan for a spec on `arch` for a `plan.SizeClass`."""
     head_dim, value_head_dim = _padded(spec.head_dim), _padded(spec.value_head_dim)
-    bounded = _bounded(spec.mask)
+    bounded, by_ids = _bounded(spec.mask), any(isinstance(part, masks.Segments) for part in spec.mask.parts)
+    uneven = bounded or by_ids
     q_tiles = 2 if value_head_dim <= 128 else 1
     few = size.name == "FEW_TILES"
     float32_out = spec.float32_out or few
@@ -203,7 +227,8 @@ def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
         exp2_on_fma=(0, 0, 0, 0) if arch == "sm_103a" else _exp2_on_fma(q_tiles, value_head_dim),
         packed_heads=spec.group if few and BLOCK_Q % spec.group == 0 else 1,
         split_kv=few,
-        scheduler="clc" if bounded and not few else "static",
+        key_blocks="ids" if by_ids else "range",
+        scheduler="clc" if uneven and not few else "static",
         longest_first=bounded,
     )
     plan = _with_most_stages(ForwardPlan(kv_stages=2, **common))
@@ -214,8 +239,8 @@ def forward_plan(spec: AttentionSpec, arch: str, size) -> ForwardPlan:
     if few:
         return _with_most_stages(ForwardPlan(kv_stages=4, kv_chunks=2, **common)) if short_of_stages else plan
     # Otherwise a pair takes as many cycles for a key block, or less from D = 128 on, but both CTAs visit every block
-    # that either needs: under causal masks and windows that outweighs it.
-    if short_of_stages or (value_head_dim == 128 and not bounded):
+    # that either needs: under causal masks, windows and segments that outweighs it.
+    if short_of_stages or (value_head_dim == 128 and not uneven):
         return _with_most_stages(ForwardPlan(kv_stages=4, cta_group=2, **common))
     return plan
 

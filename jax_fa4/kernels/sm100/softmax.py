@@ -13,7 +13,8 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common import mask, sequence
+from jax_fa4.kernels.common import mask, segments, sequence
+from jax_fa4.kernels.common.mask import NUMBERS
 from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, RowFragment, exp2
 from jax_fa4.kernels.sm100 import dispatch, kept
 from jax_fa4.kernels.sm100.context import (
@@ -28,6 +29,7 @@ from jax_fa4.kernels.sm100.context import (
     scores,
     tmem_fence,
 )
+from jax_fa4.kernels.sm100.groups import lowest
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q, SLOTS
 
 # A row is worked on in parts: loads, exponentials, conversion and stores of one part overlap those of the next.
@@ -75,27 +77,22 @@ def run(context: Context):
 
 @cute.jit
 def _tiles(context: Context, tile, row, warp):
-    barriers, work_list = context.barriers, context.work
+    plan, barriers, work_list = context.plan, context.barriers, context.work
     s_inverse, g_lse = context.shared.inverse, context.memory.lse
     turn, inverse_phase = Int32(0), Int32(1)
-    number, done = dispatch.first(context), Int32(0)
+    number, done, read = dispatch.first(context), Int32(0), Int32(0)
     while number < work_list.count:
         work = work_list.at(number)
-        blocks = work.blocks_of(tile)
         head, q_row = query_of(context, work, tile, row)
         element_mask = sequence.element_mask(context.spec, work_list.g, work.batch, (q_row,), work.geometry)
         place = _Row(tile, row, warp, work, head, q_row, element_mask, turn)
         row_max, row_sum = Float32(NEG_INF), Float32(0.0)
-        for i in cutlass.range(blocks.end - blocks.full_end, unroll=1):
-            row_max, row_sum = _step(context, place, turn, blocks.end - 1 - i, (row_max, row_sum), True)
-            turn += 1
-        for i in cutlass.range(blocks.full_end - blocks.full_start, unroll=1):
-            row_max, row_sum = _step(context, place, turn, blocks.full_end - 1 - i, (row_max, row_sum), False)
-            turn += 1
-        if cutlass.const_expr(context.work.masks_left):
-            for i in cutlass.range(blocks.full_start - blocks.start, unroll=1):
-                row_max, row_sum = _step(context, place, turn, blocks.full_start - 1 - i, (row_max, row_sum), True)
-                turn += 1
+        if cutlass.const_expr(plan.key_blocks == "ids"):
+            turn, read, statistics = _by_ids(context, place, read, (row_max, row_sum))
+        else:
+            visits, _ = work_list.visits(work)
+            turn, statistics = _in_range(context, place, visits.of(tile), (row_max, row_sum))
+        row_max, row_sum = statistics
         inverse, lse = _finish(context, place, row_max, row_sum)
         barriers.inverse_empty.wait(tile, inverse_phase)
         s_inverse[tile, row] = inverse
@@ -105,6 +102,44 @@ def _tiles(context: Context, tile, row, warp):
         if exists:
             g_lse[where] = lse
         number, done = dispatch.following(context, number, done)
+
+
+@cute.jit
+def _in_range(context: Context, place: _Row, blocks, statistics):
+    """All blocks of a range: those at its ends with the element mask, between them without."""
+    turn = place.first_turn
+    for i in cutlass.range(blocks.end - blocks.full_end, unroll=1):
+        statistics = _step(context, place, turn, blocks.end - 1 - i, statistics, True)
+        turn += 1
+    for i in cutlass.range(blocks.full_end - blocks.full_start, unroll=1):
+        statistics = _step(context, place, turn, blocks.full_end - 1 - i, statistics, False)
+        turn += 1
+    if cutlass.const_expr(context.work.masks_left):
+        for i in cutlass.range(blocks.full_start - blocks.start, unroll=1):
+            statistics = _step(context, place, turn, blocks.full_start - 1 - i, statistics, True)
+            turn += 1
+    return turn, statistics
+
+
+@cute.jit
+def _by_ids(context: Context, place: _Row, read, statistics):
+    """The blocks that ids leave, group by group: without the element mask where ids and the other masks keep all."""
+    turn, seen, count = place.first_turn, Int32(0), Int32(1)
+    while seen < count:
+        group = context.groups.receive(read)
+        read += 1
+        count = group.count
+        seen += cute.arch.popc(group.visited[0] | group.visited[1])
+        visited, full = (NUMBERS.where(place.tile == 0, *words) for words in (group.visited, group.full))
+        while visited != 0:
+            after, bit = lowest(visited)
+            if (full & bit) != 0:
+                statistics = _step(context, place, turn, group.top - 1 - after, statistics, False)
+            else:
+                statistics = _step(context, place, turn, group.top - 1 - after, statistics, True)
+            turn += 1
+            visited = visited & ~bit
+    return turn, read, statistics
 
 
 def _finish(context: Context, place: _Row, row_max, total) -> tuple[Float32, Float32]:
@@ -237,24 +272,24 @@ def _views(context: Context, slot, row):
 def _kept_keys(context: Context, place: _Row, block) -> list[Uint32]:
     """Which keys of a block the mask leaves to the row: a word for each part."""
     low, high = place.mask.intervals[0]
-    words = []
-    for part in range(_PARTS):
-        first = block * BLOCK_K + part * _PART
-        word = kept.interval(low if context.work.masks_left else None, high, first)
-        if not masks.is_interval(context.spec.mask):
-            word = word & kept.where(_conditions(context, place, first))
+    firsts = [block * BLOCK_K + part * _PART for part in range(_PARTS)]
+    words = [kept.interval(low if context.work.masks_left else None, high, first) for first in firsts]
+    if segments.in_mask(context.spec.mask):
+        ids = [place.mask.key_id(first + cute.arch.lane_idx()) for first in firsts]
+        words = [word & same for word, same in zip(words, kept.same_ids(place.mask.q_ids[0], ids), strict=True)]
+    if not masks.is_interval(segments.without(context.spec.mask)):
+        for part, first in enumerate(firsts):
+            words[part] = words[part] & kept.where(_conditions(context, place, first))
             kept.end_block(place.q_row)
-        words.append(word)
     return words
 
 
 def _conditions(context: Context, place: _Row, first):
-    """What segments and predicates demand of the row's keys from `first` on."""
+    """What predicates demand of the row's keys from `first` on."""
     position = _place(context, place, first)
 
     def of_key(i: int) -> list[Boolean]:
-        key = first + i
-        return place.mask.conditions(0, key, place.mask.key_id(key), position, place.work.geometry)
+        return place.mask.conditions(0, first + i, None, position, place.work.geometry)
 
     return of_key
 

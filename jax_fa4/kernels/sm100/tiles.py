@@ -1,4 +1,4 @@
-"""Which work a CTA does, computed alike by every role: its query tiles and the key blocks each of them visits.
+"""Which work a CTA does, computed alike by every role.
 
 CTAs that share their products (`plan.cta_group`) do the same work, each for its own rows of the query tiles.
 """
@@ -8,34 +8,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cutlass import Boolean, Int32
+from cutlass import Int32
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common import sequence
+from jax_fa4.kernels.common import segments, sequence
 from jax_fa4.kernels.common.mask import NUMBERS
 from jax_fa4.kernels.common.scheduler import TileSchedule
+from jax_fa4.kernels.sm100 import visits
 from jax_fa4.kernels.sm100.plans import BLOCK_K, ForwardPlan
 from jax_fa4.spec import AttentionSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyBlocks:
-    """The key blocks of one query tile, visited from end - 1 down to start; [full_start, full_end) need no mask.
-
-    There is always one: a tile without any key visits a block of which its mask keeps nothing.
-    """
-
-    start: Int32
-    full_start: Int32
-    full_end: Int32
-    end: Int32
-
-    @property
-    def count(self) -> Int32:
-        return self.end - self.start
-
-    def has(self, block: Int32) -> Boolean:
-        return (block >= self.start) & (block < self.end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +29,6 @@ class Work:
       kv_head, batch: indices.
       split: which part of the key blocks this is, under split-KV.
       geometry: of the example, for masks.
-      tiles: key blocks of each query tile.
-      start, end: the blocks loaded: the union of the tiles' blocks, which are adjacent or overlap.
     """
 
     first_tile: Int32
@@ -58,20 +37,6 @@ class Work:
     batch: Int32
     split: Int32
     geometry: Any
-    tiles: tuple[KeyBlocks, ...]
-    start: Int32
-    end: Int32
-
-    @property
-    def count(self) -> Int32:
-        return self.end - self.start
-
-    def blocks_of(self, tile: Int32) -> KeyBlocks:
-        """The key blocks of a tile whose number is known at run time."""
-        if len(self.tiles) == 1:
-            return self.tiles[0]
-        first, second = (vars(blocks) for blocks in self.tiles)
-        return KeyBlocks(**{name: NUMBERS.where(tile == 0, first[name], second[name]) for name in first})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,45 +71,30 @@ class WorkList:
         tile = self.schedule.tile(number)
         geometry = sequence.geometry(spec, self.g, self.dims, tile.batch)
         first_tile = tile.q_block * plan.q_tiles
-        ranges = [
-            masks.block_range(spec.mask, first_tile + i, plan.q_rows // plan.packed_heads, BLOCK_K, geometry)
-            for i in range(plan.q_tiles)
-        ]
+        kv_head = tile.head // (spec.group // plan.packed_heads)
+        return Work(first_tile, tile.head, kv_head, tile.batch, split, geometry)
+
+    def visits(self, work: Work) -> tuple[visits.Visits, visits.Cursor]:
+        """All key blocks in the ranges of the work's tiles, and the cursor before the first one."""
+        tiles, start, end = visits.at_least_one(*self.ranges(work))
+        none = Int32(0)
+        return visits.Visits(tiles, end - start), visits.Cursor(end, end - start, (none, none), none)
+
+    def ranges(self, work: Work) -> tuple[list[tuple], Int32]:
+        """(start, full_start, full_end, end) of each tile without regard to ids, and where they end in all splits."""
+        mask, plan = segments.without(self.spec.mask), self.plan
+        tiles = [work.first_tile + i for i in range(plan.q_tiles)]
+        ranges = [masks.block_range(mask, tile, plan.tile_positions, BLOCK_K, work.geometry) for tile in tiles]
         ranges = [tuple(Int32(edge) for edge in edges) for edges in ranges]
         beyond = NUMBERS.maximum(ranges[0][3], ranges[-1][3])
-        if plan.split_kv:
-            ranges = part(ranges, split, self.splits)
-        tiles, start, end = at_least_one(ranges, beyond)
-        kv_head = tile.head // (spec.group // plan.packed_heads)
-        return Work(first_tile, tile.head, kv_head, tile.batch, split, geometry, tiles, start, end)
+        return visits.part(ranges, work.split, self.splits) if plan.split_kv else ranges, beyond
 
-
-def part(ranges: list[tuple], split: Any, splits: Any, numbers: masks.Numbers = NUMBERS) -> list[tuple]:
-    """The split's part of each tile's (start, full_start, full_end, end): the tiles' blocks together are cut evenly."""
-    n = numbers
-    first, last = ranges[0], ranges[-1]
-    start, end = n.minimum(first[0], last[0]), n.maximum(first[3], last[3])
-    length = n.floor_divide(end - start + splits - 1, splits)
-    low = n.minimum(start + split * length, end)
-    high = n.minimum(low + length, end)
-    return [tuple(n.minimum(n.maximum(edge, low), high) for edge in edges) for edges in ranges]
-
-
-def at_least_one(
-    ranges: list[tuple], beyond: Any, numbers: masks.Numbers = NUMBERS
-) -> tuple[tuple[KeyBlocks, ...], Any, Any]:
-    """Key blocks of the tiles, and the (start, end) of all.
-
-    A tile without any gets a block that holds no key for it: where another tile begins, or `beyond`, the end of all
-    blocks that any tile visits in any split.
-    """
-    n = numbers
-    anchor = beyond
-    for start, _, _, end in ranges:
-        anchor = n.where(start < end, start, anchor)
-    tiles = []
-    for start, full_start, full_end, end in ranges:
-        edges = zip((start, full_start, full_end, end), (anchor, anchor, anchor, anchor + 1), strict=True)
-        tiles.append(KeyBlocks(*(n.where(start < end, given, made) for given, made in edges)))
-    first, last = tiles[0], tiles[-1]
-    return tuple(tiles), n.minimum(first.start, last.start), n.maximum(first.end, last.end)
+    def id_blocks(self, work: Work) -> tuple[tuple[segments.SegmentBlocks, ...], Int32]:
+        """For `groups.announce`: the blocks of each tile by ids, and where they end in all splits."""
+        ranges, beyond = self.ranges(work)
+        q_bounds, kv_bounds = (x[work.batch, None, None] for x in (self.g.q_id_bounds, self.g.kv_id_bounds))
+        blocks = []
+        for i, edges in enumerate(ranges):
+            tile = NUMBERS.minimum(work.first_tile + i, q_bounds.shape[0] - 1)  # the last one may not exist
+            blocks.append(segments.SegmentBlocks(q_bounds[tile, 0], q_bounds[tile, 1], kv_bounds, *edges))
+        return tuple(blocks), beyond
