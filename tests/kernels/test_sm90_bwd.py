@@ -36,7 +36,7 @@ def test_a_plan_over_its_budget_says_both_numbers():
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("mask", [masks.Full(), masks.Causal()], ids=["full", "causal"])
 def test_machine_code_uses_no_local_memory(head_dim, mask):
-    """But for two words a step with blocks of 80 queries under a causal mask."""
+    """But for two words a step with 80 queries under a causal mask."""
     spec = AttentionSpec("bfloat16", head_dim, head_dim, scale=head_dim**-0.5, mask=mask)
     artifact = compile.artifact(spec, ARCH, plan.SizeClass.MANY_TILES, "backward")
     most = 16 if head_dim == 128 and mask == masks.Causal() else 0
@@ -133,6 +133,16 @@ def test_dq_carried_past_tiles_without_steps_on_the_software_gpu(name, lengths, 
         assert too_large(gradients, spec, operands, cotangents) == []
 
 
+def test_long_causal_tiles_have_two_of_a_group_of_query_heads():
+    def heads(group, deterministic=False):
+        mask = masks.Causal()
+        chosen = backward_plan(AttentionSpec("bfloat16", 128, 128, group, mask=mask, deterministic=deterministic))
+        return chosen.tile_heads, chosen.short.tile_heads
+
+    assert (heads(1), heads(2), heads(3), heads(8)) == ((1, 1), (1, 1), (1, 1), (2, 1))
+    assert heads(8, deterministic=True) == (8, 8)
+
+
 def test_short_tiles_carry_dq():
     def plan_of(mask, head_dim=128):
         return backward_plan(AttentionSpec("bfloat16", head_dim, head_dim, mask=masks.canonical(mask)))
@@ -147,7 +157,10 @@ def test_short_tiles_carry_dq():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("name, lengths", [("full", (2100, 140)), ("causal", (4200, 140)), ("window", (300, 700))])
+@pytest.mark.parametrize(
+    "name, lengths",
+    [("full", (2100, 140)), ("causal", (4200, 140)), ("mqa", (2100, 140)), ("window", (300, 700))],
+)
 def test_blocks_of_80_queries_on_the_software_gpu(name, lengths, deterministic, software_gpu):
     """D = 128: dQ is made transposed, in sequences too long for the short plan; and a narrow window (64 queries)."""
     S, T = lengths

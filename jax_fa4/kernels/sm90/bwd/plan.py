@@ -39,8 +39,8 @@ class BackwardPlan:
       dq_early: whether a wide plan's first slices of dQ run beside dV and dK, for steadier traffic, instead of after.
       short: the plan for up to `short_rows` query rows, where tiles are short, and wide blocks of queries cross the
         diagonal more often; both are in one artifact, and the host function picks by the length.
-      tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
-        more tiles and of less unequal length, and they are summed in global memory (see `keys`).
+      tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one or
+        two, for more tiles and of less unequal length, and they are summed in global memory (see `keys`).
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
     """
 
@@ -211,8 +211,11 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         short = plan(64, 128, ds_stages=2, k_stages=2)
         if _window_rows(spec.mask) <= SHORT_ROWS:
             return short
-        rows = 2 * SHORT_ROWS if is_causal(spec.mask) and spec.group == 1 else SHORT_ROWS
-        return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
+        causal, few_sums = is_causal(spec.mask), {}
+        if causal and spec.group > 2 and spec.group % 2 == 0:
+            few_sums = {"tile_heads": max(2, common["tile_heads"])}
+        rows = 2 * SHORT_ROWS if causal and spec.group == 1 else SHORT_ROWS
+        return plan(80, 128, ds_stages=2, short=short, short_rows=rows, **few_sums)
     wide = plan(64, 96 if tile_d + tile_e <= 320 else 64, ds_stages=2, dq_early=tile_d == 256)
     fits = wide.shared_bytes + wide.q_stage_bytes <= SHARED_BYTES
     return replace(wide, q_stages=3) if fits else wide
