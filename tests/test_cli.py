@@ -146,10 +146,13 @@ def test_bench_refuses_unknown_peers_and_measures():
 
 def test_timing_divides_by_calls_and_interleaves():
     order: list[str] = []
-    clock = {name: Runnable(lambda name=name: order.append(name), lambda _: None) for name in "ab"}
-    timings = [(name, timing) for name, timing in time_interleaved(clock, rounds=3, target_s=0.0)]
-    assert [name for name, timing in timings if timing is None] == ["a", "b"] * 3
-    assert order == ["a", "a", "b", "b"] + ["a", "b"] * 3  # two warm-up calls each, then in turn
+    clock = {name: Runnable(lambda name=name: order.append(name), lambda _: None) for name in "abc"}
+    timings = list(time_interleaved(clock, rounds=6, target_s=0.0))
+    progress = [name for name, timing in timings if timing is None]
+    assert order[:6] == list("aabbcc") and order[6:] == progress  # two warm-up calls each, then rounds
+    rounds = ["".join(progress[i : i + 3]) for i in range(0, 18, 3)]
+    assert {"".join(sorted(r)) for r in rounds} == {"abc"} and len(set(rounds)) > 2  # each an order of its own
+    assert [name for name, timing in timings if timing is not None] == list("abc")
     assert seconds_per_call(clock["a"], 10) < 0.1 and order[-10:] == ["a"] * 10
 
 
