@@ -5,7 +5,7 @@
 
 namespace emu {
 
-void GlobalView::check(uint64_t address, uint64_t length, bool write) const {
+const GlobalRegion& GlobalView::region_of(uint64_t address, uint64_t length, bool write) const {
   const GlobalRegion* end = regions + region_count;
   const GlobalRegion* after =
       std::upper_bound(regions, end, address, [](uint64_t a, const GlobalRegion& r) { return a < r.base; });
@@ -20,6 +20,7 @@ void GlobalView::check(uint64_t address, uint64_t length, bool write) const {
                verb, address, length, offset, region.bytes);
   if (write && !region.writable)
     throw fail("global memory: store to 0x%" PRIx64 ", %" PRIu64 " bytes into a read-only array", address, offset);
+  return region;
 }
 
 }  // namespace emu

@@ -56,17 +56,32 @@ struct GlobalRegion {
   uint64_t bytes;
   bool writable;
 };
+// Told of accesses to regions that may be written, when present.
+class GlobalObserver {
+ public:
+  virtual ~GlobalObserver() = default;
+  virtual void read(const GlobalRegion&, uint64_t address, uint64_t bytes) = 0;
+  virtual void write(const GlobalRegion&, uint64_t address, uint64_t bytes) = 0;
+};
 struct GlobalView {
   const GlobalRegion* regions = nullptr;
   uint64_t region_count = 0;
+  GlobalObserver* observer = nullptr;
 
-  void check(uint64_t address, uint64_t length, bool write) const;  // throws when no region holds the whole access
+  // Throws when no region holds the whole access.
+  const GlobalRegion& region_of(uint64_t address, uint64_t length, bool write) const;
   const uint8_t* read(uint64_t address, uint64_t length) const {
-    if (region_count) check(address, length, false);
+    if (region_count) {
+      const GlobalRegion& region = region_of(address, length, false);
+      if (observer && region.writable) observer->read(region, address, length);
+    }
     return reinterpret_cast<const uint8_t*>(address);
   }
   uint8_t* write(uint64_t address, uint64_t length) const {
-    if (region_count) check(address, length, true);
+    if (region_count) {
+      const GlobalRegion& region = region_of(address, length, true);
+      if (observer) observer->write(region, address, length);
+    }
     return reinterpret_cast<uint8_t*>(address);
   }
 };

@@ -17,6 +17,7 @@ struct AtomicForm : Extra {
   AtomicOp op;
   Type type;
   uint8_t count = 1;
+  bool acquires = false, releases = false, wide = false;  // wide: of scope gpu or sys
   Slot result[8], value[8];
   Slot compare = kNoSlot;  // of cas: value[0] is the new one
 };
@@ -71,6 +72,7 @@ Status execute_atomic(Warp& w, const Inst& in, Mask m) {
   Cluster& cluster = w.cta.cluster;
   const uint32_t bytes = static_cast<uint32_t>(type_bits(f.type)) / 8, total = bytes * f.count;
   const bool wide = bytes == 8;
+  if (cluster.order) cluster.order->begin(static_cast<int>(in.line), true);
   for (Mask rest = m; rest; rest &= rest - 1) {
     const int lane = first_lane(rest);
     const uint64_t address = f.address.of(w, lane);
@@ -81,7 +83,8 @@ Status execute_atomic(Warp& w, const Inst& in, Mask m) {
       shared_read(w, static_cast<uint32_t>(address), total, f.space != AccessSpace::kShared);
       p = shared_write(w, static_cast<uint32_t>(address), total, f.space != AccessSpace::kShared);
     } else {
-      p = cluster.launch.global.write(address, total);
+      p = cluster.global.write(address, total);
+      if (f.wide && cluster.order) cluster.order->synchronise(address, {f.acquires, f.releases, true, true});
     }
     for (int k = 0; k < f.count; ++k, p += bytes) {
       uint64_t old = 0;
@@ -106,8 +109,11 @@ void decode_atomic(Builder& b) {
   if (b.take("async")) b.refuse("red.async is not known");
   AtomicForm& f = *b.make_extra<AtomicForm>();
   f.space = take_space(b);
-  b.take_one({"relaxed", "acquire", "release", "acq_rel"});
-  b.take_one({"cta", "cluster", "gpu", "sys"});
+  const int order = b.take_one({"relaxed", "acquire", "release", "acq_rel"});
+  f.acquires = order == 1 || order == 3;
+  f.releases = order >= 2;
+  const int scope = b.take_one({"cta", "cluster", "gpu", "sys"});
+  f.wide = scope != 0 && scope != 1;
   b.take("noftz");
   const int op = b.take_one({"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"});
   const bool hint = b.take("L2::cache_hint");

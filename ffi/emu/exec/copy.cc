@@ -56,6 +56,12 @@ std::vector<Destination> make_destinations(Warp& w, const CopyForm& f, int lane,
   return result;
 }
 
+// What the judge is told of a copy's accesses to global memory.
+std::unique_ptr<BulkAccess> judged(Warp& w, const Inst& in, bool reduces) {
+  ClusterOrder* const order = w.cta.cluster.order.get();
+  return order ? std::make_unique<BulkAccess>(*order, static_cast<int>(in.line), reduces) : nullptr;
+}
+
 void start(Warp& w, const Inst& in, OperationPtr operation) {
   Cluster& cluster = w.cta.cluster;
   operation->line = static_cast<int>(in.line);
@@ -85,6 +91,7 @@ Status execute_bulk(Warp& w, const Inst& in, Mask m) {
         operation->tile = make_tile(w, f, f.source, lane, shared);
         operation->destinations = destinations;
         operation->bytes = tile_bytes(operation->tile.map);
+        operation->judged = judged(w, in, false);
         start(w, in, std::move(operation));
       } else {
         auto operation = std::make_shared<BulkLoad>();
@@ -95,6 +102,7 @@ Status execute_bulk(Warp& w, const Inst& in, Mask m) {
         operation->bytes = bytes;
         operation->reduction = f.reduction;
         operation->type = f.type;
+        operation->judged = judged(w, in, false);
         if (f.from_global) operation->global = source;
         else operation->source = static_cast<uint32_t>(source);
         start(w, in, std::move(operation));
@@ -109,6 +117,7 @@ Status execute_bulk(Warp& w, const Inst& in, Mask m) {
     const auto begin = [&](StoreOperation& operation) {
       operation.group = groups.open;
       operation.source_cta = &w.cta;
+      operation.judged = judged(w, in, f.reduction != Reduction::kNone);
       ++groups.open->reads;
       ++groups.open->writes;
     };
@@ -145,6 +154,18 @@ Status execute_bulk_commit(Warp& w, const Inst&, Mask m) {
   }
   return Status::kNext;
 }
+// All but the last `keep` groups of a thread have been waited for, their writes too.
+void writes_awaited(Cluster& cluster, BulkGroups& groups, uint64_t keep) {
+  const uint64_t awaited = std::max(groups.popped + groups.committed.size(), keep) - keep;
+  for (auto& [number, written] : groups.unawaited)
+    if (number < awaited) cluster.order->finish(written);
+  std::erase_if(groups.unawaited, [&](const auto& group) { return group.first < awaited; });
+  for (size_t i = 0; groups.popped + i < awaited; ++i) {
+    cluster.order->finish(groups.committed[i]->written);
+    groups.committed[i]->written.clear();
+  }
+}
+
 Status execute_bulk_wait(Warp& w, const Inst& in, Mask m) {
   Wait wait;
   wait.what = "bulk groups of lanes, all but";
@@ -152,12 +173,17 @@ Status execute_bulk_wait(Warp& w, const Inst& in, Mask m) {
   wait.b = static_cast<uint64_t>(in.immediate);
   wait.done = [](Warp& warp, const Wait& self) {
     const bool read = self.a & 1;
-    for (Mask rest = static_cast<Mask>(self.a >> 1); rest; rest &= rest - 1) {
-      auto& committed = warp.bulk[first_lane(rest)].committed;
-      while (!committed.empty() && committed.front()->writes == 0) committed.pop_front();
+    const Mask lanes = static_cast<Mask>(self.a >> 1);
+    for (Mask rest = lanes; rest; rest &= rest - 1) {
+      BulkGroups& groups = warp.bulk[first_lane(rest)];
+      auto& committed = groups.committed;
+      for (; !committed.empty() && committed.front()->writes == 0; committed.pop_front(), ++groups.popped)
+        if (!committed.front()->written.empty()) groups.unawaited.push_back({groups.popped, std::move(committed.front()->written)});
       for (size_t i = 0; i + self.b < committed.size(); ++i)
         if ((read ? committed[i]->reads : committed[i]->writes) != 0) return false;
     }
+    if (!read && warp.cta.cluster.order)
+      for (Mask rest = lanes; rest; rest &= rest - 1) writes_awaited(warp.cta.cluster, warp.bulk[first_lane(rest)], self.b);
     return true;
   };
   return wait.done(w, wait) ? Status::kNext : w.suspend(std::move(wait));

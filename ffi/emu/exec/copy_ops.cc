@@ -12,14 +12,14 @@ constexpr uint32_t kSwizzlePeriod = 1024;  // the pattern depends on this many b
 void TileLoad::write(Cluster& cluster) {
   std::vector<SharedView> views;
   for (const Destination& d : destinations) views.push_back(cluster.shared_of(d.shared, "tensor copy"));
-  tile_load(tile, cluster.launch.global, views.data(), static_cast<int>(views.size()));
+  tile_load(tile, global_view(cluster, judged.get()), views.data(), static_cast<int>(views.size()));
   cluster.traffic.bulk_read += bytes;
 }
 
 void BulkLoad::write(Cluster& cluster) {
   std::vector<uint8_t> copy(bytes);
   if (global) {
-    std::memcpy(copy.data(), cluster.launch.global.read(global, bytes), bytes);
+    std::memcpy(copy.data(), global_view(cluster, judged.get()).read(global, bytes), bytes);
     cluster.traffic.bulk_read += bytes;
   } else {
     SharedView& view = cluster.shared_of(source, "bulk copy");
@@ -51,6 +51,7 @@ bool StoreOperation::step(Cluster& cluster) {
     case kTurn:
       write(cluster);
       --group->writes;
+      if (judged) group->written.insert(group->written.end(), judged->written.begin(), judged->written.end());
       cluster.event();
       return true;
   }
@@ -65,7 +66,7 @@ void TileStore::read(Cluster&) {
   tile.shared = low;
 }
 void TileStore::write(Cluster& cluster) {
-  tile_store(tile, reduction, view_, cluster.launch.global);
+  tile_store(tile, reduction, view_, global_view(cluster, judged.get()));
   cluster.traffic.bulk_written += tile_bytes(tile.map);
   copy_.reset();
 }
@@ -75,7 +76,7 @@ void BulkStore::read(Cluster&) {
   copy_.assign(from, from + bytes);
 }
 void BulkStore::write(Cluster& cluster) {
-  uint8_t* to = cluster.launch.global.write(global, bytes);
+  uint8_t* to = global_view(cluster, judged.get()).write(global, bytes);
   if (reduction == Reduction::kNone) std::memcpy(to, copy_.data(), bytes);
   else bulk_reduce(to, copy_.data(), bytes, reduction, type);
   cluster.traffic.bulk_written += bytes;
@@ -83,9 +84,10 @@ void BulkStore::write(Cluster& cluster) {
 }
 
 bool LaneCopy::step(Cluster& cluster) {
+  if (cluster.order) cluster.order->begin(line, false);
   for (const Lane& lane : lanes) {
     uint8_t* to = view.write(lane.shared, bytes, Proxy::kGeneric);
-    if (lane.source_bytes) std::memcpy(to, cluster.launch.global.read(lane.global, lane.source_bytes), lane.source_bytes);
+    if (lane.source_bytes) std::memcpy(to, cluster.global.read(lane.global, lane.source_bytes), lane.source_bytes);
     std::memset(to + lane.source_bytes, 0, bytes - lane.source_bytes);
     cluster.traffic.global_read += lane.source_bytes;
   }

@@ -17,10 +17,18 @@ struct Destination {
   uint32_t barrier;  // likewise
 };
 
+// Global memory as a copy touches it.
+inline GlobalView global_view(const Cluster& cluster, GlobalObserver* judged) {
+  GlobalView view = cluster.launch.global;
+  view.observer = judged;
+  return view;
+}
+
 class LoadOperation : public Operation {
  public:
   std::vector<Destination> destinations;
   uint32_t bytes = 0;  // that each destination's barrier counts
+  std::unique_ptr<BulkAccess> judged;
   Span due(Timing& timing) const override {
     return written_ ? Span{timing.now, timing.now} : timing.copy_done(destinations[0].shared >> 24, bytes);
   }
@@ -71,6 +79,7 @@ class StoreOperation : public Operation {
  public:
   std::shared_ptr<BulkGroup> group;
   const Cta* source_cta = nullptr;
+  std::unique_ptr<BulkAccess> judged;
   Span due(Timing& timing) const override {
     return stage_ == kRead ? timing.store_read(source_cta->rank, size()) : Span{timing.now, timing.now + 500};
   }

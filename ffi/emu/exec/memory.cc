@@ -13,7 +13,9 @@ struct AccessForm : Extra {
   AddressForm address;
   uint8_t bytes = 0, count = 1;  // of an element; elements
   bool sign = false;             // sign-extended into a wider register
-  bool ordered = false;          // meets other clusters: has its turn at global memory
+  bool strong = false;           // volatile, relaxed, acquire, release
+  bool ordered = false;          // and meets other clusters: has its turn at global memory
+  bool synchronises = false;     // acquire or release
   uint8_t width[8] = {};         // bits of the register
   Slot slot[8] = {};
 };
@@ -63,6 +65,7 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
   const uint64_t moved = uint64_t{total} * static_cast<uint64_t>(std::popcount(m));
   Cluster& cluster = w.cta.cluster;
   bool shared = f.space == AccessSpace::kShared || f.space == AccessSpace::kSharedCluster;
+  if (cluster.order) cluster.order->begin(static_cast<int>(in.line), f.strong);
   for (Mask rest = m; rest; rest &= rest - 1) {
     const int lane = first_lane(rest);
     const uint64_t address = f.address.of(w, lane);
@@ -81,7 +84,9 @@ Status execute_access(Warp& w, const Inst& in, Mask m) {
     } else {
       if (f.space == AccessSpace::kLocal) throw fail("local memory: address 0x%" PRIx64 " is outside it", address);
       check_aligned(address, total, "global");
-      p = kStore ? cluster.launch.global.write(address, total) : const_cast<uint8_t*>(cluster.launch.global.read(address, total));
+      p = kStore ? cluster.global.write(address, total) : const_cast<uint8_t*>(cluster.global.read(address, total));
+      if (f.ordered && cluster.order)
+        cluster.order->synchronise(address, {!kStore && f.synchronises, kStore && f.synchronises, !kStore, kStore});
     }
     for (int k = 0; k < f.count; ++k) {
       if (kStore) get(w, f, k, lane, p + k * f.bytes);
@@ -110,7 +115,9 @@ Status execute_load_parameter(Warp& w, const Inst& in, Mask m) {
 void take_hints(Builder& b, AccessForm& f, size_t* operands) {
   const int order = b.take_one({"weak", "volatile", "relaxed", "acquire", "release", "mmio"});
   const int scope = b.take_one({"cta", "cluster", "gpu", "sys"});
-  f.ordered = order >= 1 && scope != 0 && scope != 1;
+  f.strong = order >= 1;
+  f.synchronises = order == 3 || order == 4;
+  f.ordered = f.strong && scope != 0 && scope != 1;
   b.take_one({"ca", "cg", "cs", "lu", "cv", "wb", "wt"});
   b.take("nc");
   b.take_one({"L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"});

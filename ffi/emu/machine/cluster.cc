@@ -77,6 +77,9 @@ Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
   const uint32_t warps_of_cta = (block.x * block.y * block.z + kLanes - 1) / kLanes, cta_count = shape.x * shape.y * shape.z;
   judge = std::make_unique<ClusterJudge>(warps_of_cta * cta_count);
   if (owner.options.is_strict(kStrictFences)) tensor_order = std::make_unique<TensorOrder>(warps_of_cta * cta_count);
+  if (owner.order) order = std::make_unique<ClusterOrder>(*owner.order, static_cast<uint32_t>(cluster_number));
+  global = owner.global;
+  global.observer = order.get();
   if (owner.options.timing) timing = std::make_unique<Timing>(rates_of(owner.options.architecture), owner.program, cta_count);
   if (cluster_number < owner.options.trace) trace = std::make_unique<Trace>(timing.get(), cta_count, warps_of_cta);
   for (uint32_t z = 0; z < shape.z; ++z)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "async/engine.h"
+#include "judge/global_order.h"
 #include "judge/shadow.h"
 #include "judge/tensor_order.h"
 #include "core/memory.h"
@@ -77,6 +78,8 @@ class Cluster {
   const Dim3 index;
   std::unique_ptr<ClusterJudge> judge;  // before the CTAs, whose shared memories it watches
   std::unique_ptr<TensorOrder> tensor_order;  // in a strict run
+  std::unique_ptr<ClusterOrder> order;        // null where the launch has none
+  GlobalView global;                          // of its threads
   std::vector<std::unique_ptr<Cta>> ctas;
   Engine engine;
   uint64_t now = 0;          // instructions executed so far

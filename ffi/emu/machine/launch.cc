@@ -61,7 +61,8 @@ Launch::Launch(const Program& p, const LaunchConfig& c, const MachineOptions& o,
     regions.push_back({reinterpret_cast<uint64_t>(parameters), p.parameter_bytes, false});
     std::sort(regions.begin(), regions.end(), [](const auto& a, const auto& b) { return a.base < b.base; });
   }
-  global = {regions.data(), regions.size()};
+  global = {regions.data(), regions.size(), nullptr};
+  if (!regions.empty() && cluster_count() > 1) order = std::make_unique<GlobalOrder>(regions, options.strict & kStrict);
   counters.kernel = p.name;
   counters.launches = 1;
   counters.executed.assign(p.code.size(), 0);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "judge/global_order.h"
 #include "loader/runtime.h"
 #include "machine/cluster.h"
 #include "machine/counters.h"
@@ -49,6 +50,7 @@ class Launch {
   const MachineOptions& options;
   const uint64_t number;
   GlobalView global;
+  std::unique_ptr<GlobalOrder> order;  // of the clusters' accesses; null where there is one, or no array is known
   std::vector<GlobalRegion> regions;
   uint8_t* parameters = nullptr;
   Dim3 cluster_shape;       // in CTAs

@@ -10,6 +10,7 @@
 #include "async/engine.h"
 #include "core/memory.h"
 #include "decode/program.h"
+#include "judge/global_order.h"
 #include "judge/registers.h"
 #include "judge/taint.h"
 #include "machine/counters.h"
@@ -50,10 +51,13 @@ struct JoinNode {
 // Asynchronous bulk operations of one thread, by group (cp.async.bulk.commit_group).
 struct BulkGroup {
   uint32_t reads = 0, writes = 0;  // operations that have not read their source, not written their destination
+  std::vector<GlobalRange> written;  // what they wrote, where the judge asks
 };
 struct BulkGroups {
   std::deque<std::shared_ptr<BulkGroup>> committed;
   std::shared_ptr<BulkGroup> open;
+  uint64_t popped = 0;  // groups that are done and no longer in `committed`
+  std::vector<std::pair<uint64_t, std::vector<GlobalRange>>> unawaited;  // their number, what they wrote: none waited for that
 };
 
 // Asynchronous operations of a warp, by group.
