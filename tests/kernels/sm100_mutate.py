@@ -51,9 +51,12 @@ class Subject:
         for problem in self.problems:
             q, rows, columns = problem["q"], problem["q"].shape[1], problem["k"].shape[1]
             o, lse = compiled.aligned(q.shape, q.dtype), compiled.aligned((1, 1, rows), np.float32)
+            dims = Dims(1, rows, columns, 1, 1, self.sm_count)
+            scratch = [buffer for buffer in self.artifact.buffers if buffer.kind == "scratch"]
             arrays = problem | {"o": o, "lse": lse}
+            arrays |= {b.name: compiled.aligned(b.dims(dims), np.dtype(b.dtype)) for b in scratch}
             places = {name: array.ctypes.data for name, array in arrays.items()}
-            arguments = Arguments(self.artifact, places, Dims(1, rows, columns, 1, 1, self.sm_count))
+            arguments = Arguments(self.artifact, places, dims)
             report = module.run_vector(arguments.vector, list(arrays.values()), settings)
             results += o.tobytes() + lse.tobytes()
             complaints += report.complaints

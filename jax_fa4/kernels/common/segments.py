@@ -115,6 +115,31 @@ class SegmentBlocks:
         return meets, one_id & (block >= self.full_start) & (block < self.full_end)
 
 
+@dataclasses.dataclass(frozen=True)
+class Remembered(SegmentBlocks):
+    """The same, with the bits of its first 32 blocks at hand: without mask, and with it."""
+
+    first_masked: Int32
+    first_full: Int32
+
+    def vote(self, base: Int32, full: Int32) -> Int32:
+        return _remembered(self, base, full)
+
+
+@cute.jit
+def _remembered(blocks: Remembered, base: Int32, full: Int32):
+    bits = Int32(cutlass.select_(full == 1, blocks.first_full, blocks.first_masked))
+    if base != blocks.start:
+        bits = SegmentBlocks.vote(blocks, base, full)
+    return bits
+
+
+def remembered(blocks: SegmentBlocks) -> Remembered:
+    """The blocks, to be walked through several times: what comes from memory is fetched once, if they are up to 32."""
+    return Remembered(**vars(blocks), first_masked=blocks.vote(blocks.start, Int32(0)),
+                      first_full=blocks.vote(blocks.start, Int32(1)))  # fmt: skip
+
+
 def segment_blocks(mask: masks.Mask, q_block: Int32, block_q: int, block_k: int, geometry: Any, bounds: tuple):
     """The KV blocks of a block of rows; `bounds` are those of its example, (blocks of rows, 2) and (KV blocks, 2)."""
     q_bounds, kv_bounds = bounds

@@ -14,7 +14,7 @@ from cutlass.pipeline import MbarrierArray, PipelineAsync, PipelineOp, PipelineS
 from jax_fa4.kernels.common import pipelines
 from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
 from jax_fa4.kernels.common.planning import STATISTIC_BYTES
-from jax_fa4.kernels.sm100.bwd.plan import BLOCK, COMPUTED, BackwardPlan
+from jax_fa4.kernels.sm100.bwd.plan import BLOCK, COMPUTED, BackwardPlan, DqOver
 from jax_fa4.kernels.sm100.bwd.products import cta_group
 from jax_fa4.kernels.sm100.context import threads
 
@@ -71,7 +71,7 @@ class Pipes:
       statistics: ring of LSE and delta, emptied by each computing warp.
       numbers: hands tile numbers from load to all others.
       scores_full, dp_full: S, dP of a step are computed.
-      scores_read: S of a step is in registers.
+      scores_read: S of a step is in registers, where dQ lies over it; otherwise None.
       p_full, ds_full: P, dS of a step are stored. Neither needs an empty side: the next S and dP are issued after the
         products that read P and dS.
       exchange: dS of a step has arrived from the other CTA; `peer_exchange`: there too.
@@ -89,7 +89,7 @@ class Pipes:
     statistics: PipelineTmaAsync
     numbers: PipelineAsync
     scores_full: MbarrierArray
-    scores_read: MbarrierArray
+    scores_read: MbarrierArray | None
     dp_full: MbarrierArray
     p_full: MbarrierArray
     ds_full: MbarrierArray
@@ -142,7 +142,8 @@ class Pipes:
         return cls(
             **feeds, numbers=numbers,
             statistics=pipelines.tma_load_pipeline(take(2 * stages), stages, 2 * BLOCK * STATISTIC_BYTES, 8),
-            scores_full=single(product, 1), scores_read=single(warps, 8 * ctas), dp_full=single(product, 1),
+            scores_full=single(product, 1), dp_full=single(product, 1),
+            scores_read=single(warps, 8 * ctas) if plan.tmem.dq_over is DqOver.SCORES else None,
             p_full=single(warps, 8 * ctas), ds_full=single(warps, 8 * ctas),
             exchange=single(PipelineOp.TmaLoad, 1, plan.exchange_bytes), peer_exchange=single(warps, 1),
             dq_full=single(product, 1), dq_empty=single(warps, 4 * ctas),

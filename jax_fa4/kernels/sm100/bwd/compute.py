@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common import backward, key_tiles, softmax
+from jax_fa4.kernels.common import backward, key_tiles, segments, softmax
 from jax_fa4.kernels.common.pipelines import buffer
 from jax_fa4.kernels.sm100 import kept
 from jax_fa4.kernels.sm100.bwd import context as contexts
@@ -205,18 +205,33 @@ def _fragment(context: Context, place: Place, step: Step, part: int, values=None
 @cute.jit
 def _kept(context: Context, place: Place, step: Step):
     """Which of the thread's scores the mask keeps: a word for each part, of a step that needs the element mask."""
-    spec, geometry = context.spec, step.steps.geometry
-    words = [Uint32(0) for _ in range(_parts(context.plan))]
+    spec, geometry, parts = context.spec, step.steps.geometry, range(_parts(context.plan))
+    without = dataclasses.replace(spec, mask=segments.without(spec.mask))
+    words = [Uint32(0) for _ in parts]
     if step.at.masked:
-        for part in cutlass.range_constexpr(_parts(context.plan)):
+        for part in cutlass.range_constexpr(len(parts)):
             fragment = _fragment(context, place, step, part)
             low, high = masks.column_interval(spec.mask, fragment.key, geometry)
             word = kept.interval(None if isinstance(low, int) and low == 0 else low, high, fragment.query)
-            if cutlass.const_expr(not masks.is_interval(spec.mask)):
-                word = word & kept.where(backward.conditions(spec, fragment, geometry, context.g))
+            if cutlass.const_expr(not masks.is_interval(without.mask)):
+                word = word & kept.where(backward.conditions(without, fragment, geometry, context.g))
                 kept.end_block(fragment.query)
             words[part] = word
+        if cutlass.const_expr(segments.in_mask(spec.mask)):
+            same = kept.same_ids(*_ids(context, [_fragment(context, place, step, part) for part in parts]))
+            for part in cutlass.range_constexpr(len(parts)):
+                words[part] = words[part] & same[part]
     return words
+
+
+def _ids(context: Context, fragments: list[backward.Fragment]) -> tuple[Int32, list[Int32]]:
+    """Segment ids of the thread's key, and of one query of each part: of a part's 32 a lane has one."""
+
+    def of(ids: cute.Tensor, position) -> Int32:
+        return ids[fragments[0].batch, cutlass.min(position, ids.shape[1] - 1)]
+
+    lane, g = cute.arch.lane_idx(), context.g
+    return of(g.kv_segment_ids, fragments[0].key), [of(g.q_segment_ids, part.query + lane) for part in fragments]
 
 
 @cute.jit

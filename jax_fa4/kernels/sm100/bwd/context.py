@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from jax_fa4.kernels.common import key_tiles
+from jax_fa4.kernels.common import key_tiles, segments
 from jax_fa4.kernels.sm100.bwd import pair
 from jax_fa4.kernels.sm100.bwd.barriers import Pipes
 from jax_fa4.kernels.sm100.bwd.memory import Shared
@@ -47,8 +47,11 @@ class Context:
         return self.kernel.dtype
 
     def steps(self, tile) -> key_tiles.Steps:
-        """The loop for a tile."""
-        return key_tiles.steps(self.kernel, self.g, self.dims, tile)
+        """The loop for a tile, for a whole warp."""
+        steps = key_tiles.steps(self.kernel, self.g, self.dims, tile)
+        if steps.segments is not None:
+            steps = dataclasses.replace(steps, segments=segments.remembered(steps.segments))
+        return steps
 
     def first_key(self, tile) -> Int32:
         """Of this CTA."""

@@ -246,8 +246,12 @@ def _dv(context: Context, operands: Operands, number, accumulate):
 
 @cute.jit
 def _dk(context: Context, operands: Operands, number, accumulate, at_end: cutlass.Constexpr = False):
-    context.pipes.ds_full.wait(0, phase(number))
-    tmem_fence("after")
+    """dK of a step. In a narrow pair dS lies in shared memory, and dP of the next step has waited for it before."""
+    narrow = context.plan.narrow
+    if cutlass.const_expr(at_end or not narrow):
+        context.pipes.ds_full.wait(0, phase(number))
+    if cutlass.const_expr(not narrow):
+        tmem_fence("after")
     _multiply(context, operands.dk, number, accumulate, at_end)
 
 

@@ -313,10 +313,7 @@ class BackwardPlan:
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
     check_slopes(spec)
-    plan = plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim), _has_edges(spec.mask))
-    if any(isinstance(part, masks.Segments) for part in spec.mask.parts):
-        return dataclasses.replace(plan, exp2_on_fma=0)  # segments need the registers
-    return plan
+    return plan_of(pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim), _has_edges(spec.mask))
 
 
 def _has_edges(mask: masks.Mask) -> bool:
