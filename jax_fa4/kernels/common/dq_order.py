@@ -33,7 +33,7 @@ def turn(kernel, g, tile, block: Int32, last: Int32) -> Int32:
     if not segments.in_mask(kernel.spec.mask):
         return last - tile.block
     ids = g.q_id_bounds[tile.batch, block, None]
-    return segments.meeting(ids[0], ids[1], g.kv_id_bounds[tile.batch, None, None], tile.block + 1, last + 1)
+    return segments.meeting(ids, g.kv_id_bounds[tile.batch, None, None], tile.block + 1, last + 1)
 
 
 @cute.jit

@@ -1,9 +1,9 @@
 """Which KV blocks a block of query rows needs under segment ids in any order; and which query blocks a block of keys.
 
-A first kernel (`bounds`) writes the smallest and the largest id of each block of rows and keys. A warp of the main
-kernel then tests 32 blocks at a time: a block is visited if its range of ids meets that of the tile, and needs no
-element mask if both ranges are one and the same id (and the other masks agree). For sorted ids that is exact, in any
-order it is safe.
+A first kernel (`bounds`) writes the smallest and the largest id of each block of rows and keys, and which remainders
+modulo 32 its ids have. A warp of the main kernel then tests 32 blocks at a time: a block is visited if its range of ids
+meets that of the tile and they share a remainder, and needs no element mask if both have one and the same id (and the
+other masks agree). For sorted ids, and for up to 32 successive ones in any order, that is exact; otherwise it is safe.
 """
 
 from __future__ import annotations
@@ -36,31 +36,35 @@ def without(mask: masks.Mask) -> masks.Mask:
 
 
 def scratch(block_q: int, block_k: int) -> tuple[abi.Buffer, ...]:
-    """Scratch for `bounds`: smallest and largest id of each block."""
+    """Scratch for `bounds`."""
     return (
-        abi.scratch("q_id_bounds", "int32", ("B", ("ceil", "S", block_q), 2)),
-        abi.scratch("kv_id_bounds", "int32", ("B", ("ceil", "T", block_k), 2)),
+        abi.scratch("q_id_bounds", "int32", ("B", ("ceil", "S", block_q), 3)),
+        abi.scratch("kv_id_bounds", "int32", ("B", ("ceil", "T", block_k), 3)),
     )
 
 
 @cute.kernel
 def bounds(ids: cute.Tensor, result: cute.Tensor, block: cutlass.Constexpr):
-    """(smallest, largest) of ids [B, length] per block, to result [B, blocks, 2]; grid (blocks, B), one warp each."""
+    """(smallest, largest, remainders) of ids [B, length] per block, to result [B, blocks, 3]; grid (blocks, B), a warp
+    each. Bit r of the third says that an id has remainder r."""
     index, batch, _ = cute.arch.block_idx()
     lane = cute.arch.lane_idx()
     length = ids.shape[1]
-    smallest, largest = Int32(_LARGEST), Int32(-_LARGEST - 1)
+    smallest, largest, remainders = Int32(_LARGEST), Int32(-_LARGEST - 1), Int32(0)
     for i in cutlass.range_constexpr((block + 31) // 32):
         position = index * block + i * 32 + lane
         if (position < length) & (i * 32 + lane < block):
             value = ids[batch, position]
             smallest = cutlass.min(smallest, value)
             largest = cutlass.max(largest, value)
+            remainders = remainders | (Int32(1) << (value & 31))
     smallest = cute.arch.warp_reduction(smallest, lambda a, b: cutlass.min(a, b))
     largest = cute.arch.warp_reduction(largest, lambda a, b: cutlass.max(a, b))
+    remainders = cute.arch.warp_reduction(remainders, lambda a, b: a | b)
     if lane == 0:
         result[batch, index, 0] = smallest
         result[batch, index, 1] = largest
+        result[batch, index, 2] = remainders
 
 
 def launch_bounds(g: Any, dims: Any, block_q: int, block_k: int, stream: Any) -> None:
@@ -82,12 +86,13 @@ class Cursor:
 class SegmentBlocks:
     """The blocks [start, end) that a tile visits: KV blocks of a tile of rows, or query blocks of a tile of keys.
 
-    Fields: ids [smallest, largest] of the tile; bounds of the example's blocks; the range that the other masks leave,
-    and within it [full_start, full_end) where they keep everything.
+    Fields: ids [smallest, largest] of the tile, and their remainders; bounds of the example's blocks; the range that
+    the other masks leave, and within it [full_start, full_end) where they keep everything.
     """
 
     smallest: Int32
     largest: Int32
+    remainders: Int32
     bounds: Any
     start: Int32
     full_start: Int32
@@ -109,8 +114,9 @@ class SegmentBlocks:
 
     def _tests(self, block: Int32, safe: Int32) -> tuple[Boolean, Boolean]:
         """Whether a block, whose bounds are those at `safe`, is visited, and whether a visit then needs no mask."""
-        smallest, largest = self.bounds[safe, 0], self.bounds[safe, 1]
+        smallest, largest, remainders = (self.bounds[safe, i] for i in range(3))
         meets = (block < self.end) & (smallest <= self.largest) & (largest >= self.smallest)
+        meets = meets & ((remainders & self.remainders) != 0)
         one_id = (smallest == largest) & (self.smallest == self.largest)
         return meets, one_id & (block >= self.full_start) & (block < self.full_end)
 
@@ -141,24 +147,29 @@ def remembered(blocks: SegmentBlocks) -> Remembered:
 
 
 def segment_blocks(mask: masks.Mask, q_block: Int32, block_q: int, block_k: int, geometry: Any, bounds: tuple):
-    """The KV blocks of a block of rows; `bounds` are those of its example, (blocks of rows, 2) and (KV blocks, 2)."""
+    """The KV blocks of a block of rows; `bounds` are those of its example, (blocks of rows, 3) and (KV blocks, 3)."""
     q_bounds, kv_bounds = bounds
     ranges = masks.block_range(without(mask), q_block, block_q, block_k, geometry)
-    return SegmentBlocks(q_bounds[q_block, 0], q_bounds[q_block, 1], kv_bounds, *(Int32(x) for x in ranges))
+    return of_ids(q_bounds[q_block, None], kv_bounds, ranges)
 
 
 def query_blocks(mask: masks.Mask, kv_block: Int32, block_q: int, block_k: int, geometry: Any, bounds: tuple):
     """The query blocks of a block of keys; `bounds` as for `segment_blocks`."""
     q_bounds, kv_bounds = bounds
     ranges = masks.query_block_range(without(mask), kv_block, block_q, block_k, geometry)
-    return SegmentBlocks(kv_bounds[kv_block, 0], kv_bounds[kv_block, 1], q_bounds, *(Int32(x) for x in ranges))
+    return of_ids(kv_bounds[kv_block, None], q_bounds, ranges)
+
+
+def of_ids(ids: cute.Tensor, bounds: cute.Tensor, ranges: tuple) -> SegmentBlocks:
+    """The blocks that meet `ids`, a block's bounds, in (start, full_start, full_end, end)."""
+    return SegmentBlocks(*(ids[i] for i in range(3)), bounds, *(Int32(x) for x in ranges))
 
 
 @cute.jit
-def meeting(smallest: Int32, largest: Int32, bounds: cute.Tensor, start: Int32, end: Int32):
-    """How many of the blocks [start, end) have ids that meet [smallest, largest]; for a whole warp."""
+def meeting(ids: cute.Tensor, bounds: cute.Tensor, start: Int32, end: Int32):
+    """How many of the blocks [start, end) meet `ids`, a block's bounds; for a whole warp."""
     some = Int32(0)
-    blocks = SegmentBlocks(smallest, largest, bounds, start, start, start, end)
+    blocks = of_ids(ids, bounds, (start, start, start, end))
     for base in cutlass.range(start, end, 32, unroll=1):
         some += cute.arch.popc(blocks.vote(base, Int32(0)))
     return some
@@ -192,7 +203,7 @@ def nothing(blocks: SegmentBlocks) -> SegmentBlocks:
     """One masked block, the first of the range, whatever its ids are."""
     lowest, highest = Int32(-_LARGEST - 1), Int32(_LARGEST)
     zero = Int32(0)
-    return SegmentBlocks(lowest, highest, blocks.bounds, blocks.start, zero, zero, blocks.start + 1)
+    return SegmentBlocks(lowest, highest, Int32(-1), blocks.bounds, blocks.start, zero, zero, blocks.start + 1)
 
 
 def begin(blocks: SegmentBlocks) -> Cursor:

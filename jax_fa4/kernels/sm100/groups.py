@@ -125,7 +125,7 @@ def _between(blocks: SegmentBlocks, hull: tuple, tile: KeyBlocks) -> SegmentBloc
     anything = segments.nothing(blocks)
     some = hull[0] < hull[1]
     ids = {name: NUMBERS.where(some, getattr(blocks, name), getattr(anything, name))
-           for name in ("smallest", "largest")}  # fmt: skip
+           for name in ("smallest", "largest", "remainders")}  # fmt: skip
     return dataclasses.replace(blocks, start=tile.start, end=tile.end, **ids)
 
 

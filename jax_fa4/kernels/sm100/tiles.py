@@ -96,5 +96,5 @@ class WorkList:
         blocks = []
         for i, edges in enumerate(ranges):
             tile = NUMBERS.minimum(work.first_tile + i, q_bounds.shape[0] - 1)  # the last one may not exist
-            blocks.append(segments.SegmentBlocks(q_bounds[tile, 0], q_bounds[tile, 1], kv_bounds, *edges))
+            blocks.append(segments.of_ids(q_bounds[tile, None], kv_bounds, edges))
         return tuple(blocks), beyond
