@@ -44,7 +44,7 @@ class Packed:
 # split-KV with packed heads, one query tile, ranges that end on both sides, and a predicate, under which no block goes
 # without mask.
 FORMS = (
-    Packed("two-groups", ("causal",), Shape(B=1, S=400, T=4500, H=2, K=1), documents=20, fast=True),
+    Packed("two-groups", ("causal",), Shape(B=1, S=256, T=4500, H=2, K=1), documents=20, fast=True),
     Packed("many-groups", (), Shape(B=1, S=300, T=17000, H=1, K=1)),
     Packed("alone", (), Shape(B=2, S=600, T=700, H=2, K=1, D=128, E=128)),
     Packed("window", ("window",), Shape(B=1, S=900, T=900, H=2, K=2, D=128, E=128)),
