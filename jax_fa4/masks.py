@@ -301,6 +301,15 @@ def block_range(mask: Mask, q_block: Any, block_q: int, block_k: int, geometry: 
                   is_interval(mask))
 
 
+def most_keys(mask: Mask, rows: int) -> int | None:
+    """How many keys so many neighbouring rows see at the most, with strides of 1; None if the mask does not say."""
+    windows = [part for part in mask.parts if isinstance(part, Window)]
+    causal = [0] if any(isinstance(part, Causal) for part in mask.parts) else []
+    left, right = ([bound for bound in bounds if isinstance(bound, int)] for bounds in (
+        [window.left for window in windows], [window.right for window in windows] + causal))
+    return max(min(left) + min(right) + rows, 0) if left and right else None
+
+
 def query_block_range(
     mask: Mask, kv_block: Any, block_q: int, block_k: int, geometry: Geometry
 ) -> tuple[Any, Any, Any, Any]:

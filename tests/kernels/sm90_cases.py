@@ -1,6 +1,7 @@
 """What the tests of the Hopper kernels share: their cases, artifacts, and runs on the software GPU."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,11 +37,16 @@ def run(artifact, shape, operands, given: dict, seed: int, sm_count: int, strict
 
     `strict` runs report what hardware forgives.
     """
+    return reported(artifact, shape, operands, given, seed, sm_count, strict)[0]
+
+
+def reported(artifact, shape, operands, given: dict, seed: int, sm_count: int, strict=False) -> tuple[dict, Any]:
+    """`run`'s outputs, and the emulator's report."""
     dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
     arrays = {b.name: _array(b, operands, given, dims) for b in artifact.buffers if b.kind != "scratch"}
     report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count, strict=strict)
     assert report.complaints == []
-    return {b.name: arrays[b.name] for b in artifact.buffers if b.kind == "out"}
+    return {b.name: arrays[b.name] for b in artifact.buffers if b.kind == "out"}, report
 
 
 def _array(buffer, operands, given: dict, dims: Dims) -> np.ndarray:

@@ -5,10 +5,11 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from kernels.sm90_cases import CASES, FAST, kernel_of, run, slow_unless
+from kernels.sm90_cases import CASES, FAST, kernel_of, reported, run, slow_unless
 
 import jax_fa4
-from jax_fa4 import accuracy, cases, errors, masks
+from jax_fa4 import accuracy, cases, compile, errors, masks
+from jax_fa4.kernels.common.planning import Cutting
 from jax_fa4.kernels.sm90 import plans
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
@@ -108,6 +109,66 @@ def test_many_heads_in_a_tile(group, head_dim, software_gpu):
     case = dataclasses.replace(CASES["causal"], name="many-heads", shape=shape)
     spec, operands, results = emulate(case, seed=5)
     assert [str(row) for row in accuracy.judge(results, spec, operands) if not row.ok] == []
+
+
+CUT = {
+    "full": cases.Shape(B=1, S=150, T=700, H=2, K=2, D=128, E=128),
+    "causal": cases.Shape(B=2, S=1, T=1500, H=8, K=2, D=64, E=64),  # decoding
+    "sinks": cases.Shape(B=2, S=40, T=600, H=6, K=2, D=64, E=64),
+    "d256": cases.Shape(B=1, S=200, T=400, H=2, K=1, D=256, E=256),
+    "d192-e128": cases.Shape(B=1, S=130, T=500, H=2, K=2, D=192, E=128),
+}
+"""Lengths with which tiles are cut into several pieces; with those of other cases there are more pieces than blocks."""
+
+SHORT_CUT = (
+    "lengths-window-sinks", "lengths-causal", "segments", "segments-unsorted", "window-runtime", "sinks-no-keys",
+    "no-keys", "positions-window", "mask-operands", "kitchen-sink", "odd-group", "d64-e32", "one-key",
+)  # fmt: skip
+
+
+def cut_wherever_possible(plan: plans.ForwardPlan) -> plans.ForwardPlan:
+    return dataclasses.replace(plan.few or plan, cutting=Cutting(least_blocks=1, gain_blocks=1))
+
+
+@pytest.mark.parametrize("float32_out", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("full", "causal") else pytest.mark.slow) for n in (*CUT, *SHORT_CUT)]
+)
+def test_tiles_are_cut_along_the_keys(name, float32_out, software_gpu):
+    """Outputs and scratch are poisoned; whatever the number of multiprocessors, several runs are bitwise equal."""
+    fwd = pytest.importorskip("jax_fa4.kernels.sm90.fwd", reason="needs the compiler: pip install nvidia-cutlass-dsl")
+    case = dataclasses.replace(CASES[name], shape=CUT.get(name, CASES[name].shape))
+    spec, operands = make_spec(Arguments(**case.make(7)))
+    spec = dataclasses.replace(spec, float32_out=float32_out)
+    kernel = fwd.Forward(spec, cut_wherever_possible(plans.forward_plan(spec)))
+    artifact = compile.compile_kernel(kernel, "sm_90a")
+    for sm_count in (3, 5, 32):
+        first = run(artifact, case.shape, operands, {}, 0, sm_count, strict=True)
+        assert [str(row) for row in accuracy.judge(first, spec, operands) if not row.ok] == []
+        for order in (1, 3):
+            again = run(artifact, case.shape, operands, {}, order, sm_count, strict=True)
+            assert all(first[key].tobytes() == again[key].tobytes() for key in first)
+
+
+def test_plans_cut_where_it_pays():
+    plan_of = lambda dim, *parts: plans.forward_plan(  # noqa: E731
+        AttentionSpec("bfloat16", dim, dim, mask=masks.canonical(masks.And(parts) if parts else masks.Full()))
+    )
+    for chosen in (plan_of(128), plan_of(256), plan_of(128, masks.Window(10, 10))):
+        assert chosen.cutting and chosen.few is None
+    for chosen in (plan_of(64), plan_of(64, masks.Causal()), plan_of(128, masks.Causal())):
+        assert chosen.cutting is None and chosen.few.cutting.gain_percent > 0
+    assert plan_of(128, masks.Segments()).cutting is plan_of(128, masks.Segments()).few is None
+
+
+def test_the_kernel_is_picked_by_the_number_of_tiles(software_gpu):
+    """Decoding: one tile of 13 KV blocks, of which four multiprocessors save nine, two six."""
+    case = dataclasses.replace(CASES["causal"], shape=cases.Shape(B=1, S=1, T=1600, H=4, K=1, D=128, E=128))
+    spec, operands, artifact = kernel_of(case, "forward")
+    for sm_count, combines in ((1, False), (2, False), (4, True)):
+        results, report = reported(artifact, case.shape, operands, {}, 0, sm_count)
+        assert any("Combine" in kernel["kernel"] for kernel in report.kernels) == combines
+        assert [str(row) for row in accuracy.judge(results, spec, operands) if not row.ok] == []
 
 
 @pytest.mark.gpu

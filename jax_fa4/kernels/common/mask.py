@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Uint32
 
 from jax_fa4 import masks, scores
 from jax_fa4.kernels.common import scalar_jaxpr
@@ -103,6 +103,25 @@ def block_order(mask: masks.Mask, q_block: Int32, block_q: int, block_k: int, ge
     full_end = cutlass.max(cutlass.min(full_end, end), start)
     full_start = cutlass.max(cutlass.min(full_start, full_end), start)
     return BlockOrder(start, full_start, full_end, end)
+
+
+@cute.jit
+def part_of(blocks: Any, part: Any):
+    """The blocks (`BlockOrder` or `segments.SegmentBlocks`) of a `scheduler.Part` of a tile.
+
+    If there are none, the one past the end of all, in which no row of the tile has a key. Numbers of blocks and of
+    units are below 2**16.
+    """
+    low, full_start, full_end, high = blocks.start, blocks.full_start, blocks.full_end, blocks.end
+    if part.units > 1:
+        length, units = Uint32(high - low), Uint32(part.units)
+        first, last = Int32(length * Uint32(part.start) // units), Int32(length * Uint32(part.end) // units)
+        none = first == last
+        high = Int32(cutlass.select_(none, high + 1, low + last))
+        low = Int32(cutlass.select_(none, high - 1, low + first))
+        full_start = cutlass.min(cutlass.max(full_start, low), high)
+        full_end = Int32(cutlass.select_(none, full_start, cutlass.min(cutlass.max(full_end, low), high)))
+    return dataclasses.replace(blocks, start=low, full_start=full_start, full_end=full_end, end=high)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""What the backward plans of all architectures have in common. Plain Python."""
+"""What plans have in common. Plain Python."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from jax_fa4.kernels.common import scalar_check, slope
 from jax_fa4.scores import ScoreMap
@@ -8,6 +10,16 @@ from jax_fa4.spec import AttentionSpec
 
 STATISTIC_BYTES = 4
 """Of one row's LSE or delta."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cutting:
+    """When tiles are cut along the keys: least KV blocks of a share, how many blocks' time cutting has to save, and
+    what part of all the time, in percent."""
+
+    least_blocks: int = 4
+    gain_blocks: int = 8
+    gain_percent: int = 0
 
 
 def pad_head_dim(dim: int) -> int:

@@ -7,9 +7,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
 from jax_fa4.kernels.common import pipelines
+from jax_fa4.kernels.common.planning import Cutting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,25 @@ class Tile:
     q_block: Int32
     head: Int32
     batch: Int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Of a tile's KV blocks those from `start` to `end`, in units of which the tile has `units`."""
+
+    start: Int32
+    end: Int32
+    units: Int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What a CTA works on: a tile; if tiles may be cut, a part of it, and the slot where its partial result goes,
+    negative if it is whole."""
+
+    tile: Tile
+    part: Part | None = None
+    slot: Int32 | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +87,133 @@ class CountedSchedule(TileSchedule):
     def is_static(self):
         return self.count <= self.static_count
 
+    @property
+    def numbers(self) -> Int32:
+        """What is handed out: tiles."""
+        return self.count
+
+    def begin(self, number: Int32) -> Any:
+        """The position of a CTA at the start of what has this number."""
+        return number
+
+    def is_left(self, position: Any) -> Boolean:
+        """Whether there is work at a position."""
+        return position < self.count
+
+    def piece(self, position: Any) -> Piece:
+        """The work at a position."""
+        return Piece(self.tile(position))
+
+    def following(self, position: Any, counter: cute.Tensor) -> Any:
+        """The position after this one for this CTA (see `next_number`)."""
+        return next_number(self, position, counter)
+
+
+MOST_SHARES = 160
+"""Of the tiles that are cut, with room for more multiprocessors than any device has now: XLA plans the scratch of a
+program without knowing its device."""
+
+MOST_PIECES = 2 * MOST_SHARES
+"""Shares, and tiles among them: each tile's end cuts a share in two at the most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a CTA is: the number of its tile or share, and how far along the line of shares."""
+
+    number: Int32
+    at: Int32
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedSchedule(CountedSchedule):
+    """As many tiles as fill the device evenly are whole; the KV blocks of the others are shared out.
+
+    Their blocks form a line, tile after tile, and it is cut into shares of equal length, one for each CTA, after the
+    numbers of the whole tiles. A share that reaches past the end of a tile goes on in the next one: it is not longer
+    than a tile, so it consists of one piece or two. All of it is arithmetic, so a tile has the same pieces in each run.
+
+    Fields: tiles that stay whole, KV blocks of a tile (of the longest one: others are cut in proportion), KV blocks of
+    a share, and shares.
+    """
+
+    whole: Int32
+    tile_blocks: Int32
+    share_blocks: Int32
+    shares: Int32
+
+    @property
+    def numbers(self) -> Int32:
+        """Whole tiles and shares."""
+        return self.whole + self.shares
+
+    @property
+    def cut(self) -> Int32:
+        """Tiles that are cut."""
+        return self.count - self.whole
+
+    def _start(self, number: Int32) -> Int32:
+        return (number - self.whole) * self.share_blocks
+
+    def _end(self, number: Int32) -> Int32:
+        return cutlass.min(self._start(number + 1), self.cut * self.tile_blocks)
+
+    def begin(self, number: Int32) -> Position:
+        return Position(number, self._start(number))
+
+    def is_left(self, position: Position) -> Boolean:
+        return position.number < self.numbers
+
+    @cute.jit
+    def piece(self, position: Position):
+        number, start, end, units, slot = position.number, Int32(0), Int32(1), Int32(1), Int32(-1)
+        if position.number >= self.whole:
+            index = position.at // self.tile_blocks
+            start = position.at - index * self.tile_blocks
+            units = self.tile_blocks
+            end = cutlass.min(self._end(position.number) - index * units, units)
+            slot = position.number - self.whole + index
+            number = self.whole + index
+        return Piece(self.tile(number), Part(start, end, units), slot)
+
+    @cute.jit
+    def following(self, position: Position, counter: cute.Tensor):
+        number, at = position.number, position.at
+        ends = Boolean(True)
+        if number >= self.whole:  # the share may go on in the next tile
+            at = (at // self.tile_blocks + 1) * self.tile_blocks
+            ends = at >= self._end(number)
+        if ends:
+            number = next_number(self, number, counter)
+            at = self._start(number)
+        return Position(number, at)
+
+    def slots(self, index: Int32) -> tuple[Int32, Int32]:
+        """(first slot, slots) of the partial results of cut tile `index`."""
+        start = index * self.tile_blocks
+        first, last = start // self.share_blocks, (start + self.tile_blocks - 1) // self.share_blocks
+        return index + first, last - first + 1
+
+
+def share_out(tiles: CountedSchedule, tile_blocks: Int32, ctas: Int32, rule: Cutting, equal: Any) -> SharedSchedule:
+    """The schedule in which the tiles of the last, unfilled wave are cut, if that saves enough.
+
+    `tile_blocks`: KV blocks of the longest tile; `equal`: whether all have about as many. If not, only what does not
+    fill one wave is cut: in more than one they are handed out longest first, and end evenly.
+    """
+    leftover = cutlass.select_(Boolean(equal) | (tiles.count < ctas), tiles.count % ctas, Int32(0))
+    all_blocks = Int64(tile_blocks) * (tiles.count // ctas + 1)
+    small = tile_blocks < 1 << 16  # products of two numbers of blocks stay within 32 bits
+    blocks = cutlass.select_(small, leftover * tile_blocks, Int32(0))
+    share_blocks = cutlass.max(cute.ceil_div(blocks, cutlass.min(ctas, Int32(MOST_SHARES))), Int32(rule.least_blocks))
+    saved = tile_blocks - share_blocks
+    enough = (saved >= rule.gain_blocks) & (Int64(saved) * 100 >= all_blocks * rule.gain_percent)
+    leftover = Int32(cutlass.select_(small & enough, leftover, Int32(0)))
+    return SharedSchedule(
+        tiles.q_blocks, tiles.heads, tiles.batch, tiles.section_heads, tiles.static_count, tiles.count - leftover,
+        tile_blocks, share_blocks, cute.ceil_div(leftover * tile_blocks, share_blocks),
+    )  # fmt: skip
+
 
 def section_heads(longest_first: bool, group: int, kv_bytes_per_head, l2_bytes: int) -> Int32:
     """Heads per section: KV heads whose K and V fit in `l2_bytes` together, times the query heads that share one."""
@@ -111,14 +258,17 @@ def next_number(schedule: CountedSchedule, number: Int32, counter: cute.Tensor):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A tile and how many KV blocks it visits after the first one: with the element mask, then without."""
+    """A tile and how many KV blocks it visits after the first one: with the element mask, then without. Where tiles
+    may be cut, the slot of a piece (see `Piece`)."""
 
     tile: Tile
     masked_steps: Int32
     full_steps: Int32
+    slot: Int32 | None = None
 
 
 WORK_WORDS = 5
+"""Of a slot of the queue; another one where tiles may be cut."""
 
 
 def end_of_work() -> Work:
@@ -128,14 +278,14 @@ def end_of_work() -> Work:
 
 @dataclasses.dataclass(frozen=True)
 class WorkQueue:
-    """Announces work from the producer warp to the consumers: a ring of slots of `WORK_WORDS` words."""
+    """Announces work from the producer warp to the consumers: a ring of slots of `WORK_WORDS` words or one more."""
 
     words: cute.Tensor
     ring: Any
 
 
 def work_queue(barriers: cute.Pointer, words: cute.Tensor, consumer_warps: int) -> WorkQueue:
-    """A queue with as many slots as `words` (WORK_WORDS, slots) has."""
+    """A queue with as many slots as `words` (words of a slot, slots) has."""
     return WorkQueue(words, pipelines.thread_pipeline(barriers, cute.size(words, mode=[1]), 32, consumer_warps))
 
 
@@ -149,6 +299,8 @@ def announce(queue: WorkQueue, state, work: Work):
         queue.words[2, state.index] = work.tile.batch
         queue.words[3, state.index] = work.masked_steps
         queue.words[4, state.index] = work.full_steps
+        if cutlass.const_expr(work.slot is not None):
+            queue.words[5, state.index] = work.slot
     queue.ring.producer_commit(state)
     state.advance()
     return state
@@ -158,7 +310,7 @@ def announce(queue: WorkQueue, state, work: Work):
 def receive(queue: WorkQueue, state):
     """The next work, for a consumer warp. Returns it and the next slot's state."""
     queue.ring.consumer_wait(state)
-    words = tuple(queue.words[i, state.index] for i in range(WORK_WORDS))
+    words = tuple(queue.words[i, state.index] for i in range(cute.size(queue.words, mode=[0])))
     cute.arch.sync_warp()
     if cute.arch.lane_idx() == 0:
         queue.ring.consumer_release(state)

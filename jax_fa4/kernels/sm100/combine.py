@@ -1,20 +1,11 @@
-"""Split-KV: the partial results of CTAs that shared a tile's keys, and the kernel that combines them.
-
-Each CTA leaves a normalised float32 O and an LSE. With w_i = exp(lse_i - lse), lse = log(sum of exp(lse_i)), O is the
-sum of w_i O_i; the sink joins that sum here, once.
-"""
+"""Split-KV: the partial results of CTAs that shared a tile's keys, and the kernel that combines them."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
-from jax_fa4.kernels.common import abi
-from jax_fa4.kernels.common.entry import DTYPES
-from jax_fa4.kernels.common.softmax import LN_2, LOG2_E, NEG_INF, exp2
+from jax_fa4.kernels.common import abi, combine
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q
-
-_ROWS = 4
-"""Rows, one a warp, of a block of the combining kernel."""
 
 _MOST_CTAS = 160
 """That share the key blocks, with room for parts of more multiprocessors than any has now. XLA plans the scratch of a
@@ -57,7 +48,7 @@ def partial_tensors(plan, schedule, parts: Int32, g) -> tuple[cute.Tensor, cute.
 
 def launch(spec, plan, partial, parts: Int32, g, dims, stream) -> None:
     Combine(spec, plan).kernel(*partial, parts, g, dims).launch(
-        grid=[cute.ceil_div(dims.S, _ROWS), dims.H, dims.B], block=[32 * _ROWS, 1, 1], stream=stream
+        grid=[cute.ceil_div(dims.S, combine.ROWS), dims.H, dims.B], block=[32 * combine.ROWS, 1, 1], stream=stream
     )
 
 
@@ -71,35 +62,8 @@ class Combine:
     def kernel(self, o: cute.Tensor, lse: cute.Tensor, parts: Int32, g, dims):
         spec, packed = self.spec, self.plan.packed_heads
         block, head, batch = cute.arch.block_idx()
-        thread = cute.arch.thread_idx()[0]
-        lane = thread % 32
-        row = block * _ROWS + thread // 32
+        row = block * combine.ROWS + cute.arch.thread_idx()[0] // 32
         if row < dims.S:
             position, packed_head = row * packed + head % packed, head // packed
-            top = Float32(NEG_INF)
-            for part in cutlass.range(parts, unroll=1):
-                top = cute.arch.fmax(top, lse[position, packed_head, (part, batch)])
-            total = Float32(0.0)
-            if cutlass.const_expr(spec.sink):
-                top = cute.arch.fmax(top, g.sinks[head])
-            base = Float32(cutlass.select_(top == NEG_INF, Float32(0.0), top))
-            if cutlass.const_expr(spec.sink):
-                total = exp2((g.sinks[head] - base) * LOG2_E)
-            columns = -(-spec.value_head_dim // 32)
-            sums = cute.make_rmem_tensor((columns,), Float32)
-            sums.fill(0.0)
-            for part in cutlass.range(parts, unroll=1):
-                weight = exp2((lse[position, packed_head, (part, batch)] - base) * LOG2_E)
-                total += weight
-                for i in cutlass.range_constexpr(columns):
-                    column = cutlass.min(lane + 32 * i, spec.value_head_dim - 1)
-                    sums[i] = sums[i] + weight * o[position, column, packed_head, (part, batch)]
-            none = total == 0.0
-            safe = Float32(cutlass.select_(none, Float32(1.0), total))
-            inverse = Float32(1.0) / safe
-            for i in cutlass.range_constexpr(columns):
-                if lane + 32 * i < spec.value_head_dim:
-                    g.o[batch, row, head, lane + 32 * i] = (sums[i] * inverse).to(DTYPES[str(spec.out_dtype)])
-            if lane == 0:
-                result = base + cute.math.log2(safe, fastmath=True) * LN_2
-                g.lse[batch, head, row] = Float32(cutlass.select_(none, Float32(NEG_INF), result))
+            part_o, part_lse = o[position, None, packed_head, (None, batch)], lse[position, packed_head, (None, batch)]
+            combine.combine_row(spec, part_o, part_lse, parts, g, (batch, row, head))

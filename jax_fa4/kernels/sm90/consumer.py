@@ -108,7 +108,7 @@ def _tile(work, todo, queue_state, q_state, kv_state):
     rows = tuple(row // plan.packed_heads for row in packed)
     heads = tuple(tile.head * plan.packed_heads + row % plan.packed_heads for row in packed)
     element_mask = sequence.element_mask(spec, work.g, tile.batch, rows, geometry)
-    block = Block(work, tile, q_state, geometry, rows, heads, element_mask)
+    block = Block(work, tile, todo.slot, q_state, geometry, rows, heads, element_mask)
 
     steps = todo.masked_steps + todo.full_steps
     ready = _first(block, kv_state, steps == 0)
@@ -159,11 +159,12 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What the steps of one tile share: tile, where its Q is, geometry of its example, this lane's query rows and
-    their heads, its element mask."""
+    """What the steps of one tile share: tile, slot of its partial result (see `scheduler.Piece`), where its Q is,
+    geometry of its example, this lane's query rows and their heads, its element mask."""
 
     work: Work
     tile: Any
+    slot: Int32 | None
     q_state: Any
     geometry: Any
     rows: tuple

@@ -1,4 +1,4 @@
-"""The end of a tile: normalise O and write it and LSE."""
+"""The end of a tile or of a piece of one: normalise O and write it and LSE, as the result or to scratch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ class Store:
         return cls(copy, transfers.o_atom, transfers.o)
 
 
+NO_SINK = -1e30
+"""A sink that weighs nothing beside any score: `combine` adds the real one to a tile that was cut."""
+
+
 def run(block) -> None:
-    """Writes this thread's rows of O [B, S, H, E] and of LSE [B, H, S]."""
+    """Writes this thread's rows of O [B, S, H, E] and of LSE [B, H, S], or of the piece's slot."""
     end(block, begin(block))
 
 
@@ -43,17 +47,49 @@ def begin(block) -> list[Float32]:
     between the two halves.
     """
     scales = _write_lse(block)
-    if block.work.kernel.buffers_output:
-        _store_by_tma(block, scales)
-    else:
-        _store_row(block, scales, 0)
+    _store(block, scales, 0)
     return scales
 
 
 def end(block, scales: list[Float32]) -> None:
     """The second half."""
+    _store(block, scales, 1)
+
+
+def _store(block, scales: list[Float32], half: int) -> None:
+    """A half of O."""
+    if block.slot is None:
+        _store_result(block, scales, half)
+    else:
+        _store_either(block, tuple(scales), half)
+
+
+@cute.jit
+def _store_either(block, scales: tuple, half: cutlass.Constexpr):
+    if block.slot < 0:
+        _store_result(block, scales, half)
+    else:
+        _store_partial(block, scales, half)
+
+
+def _store_result(block, scales, half: int) -> None:
     if not block.work.kernel.buffers_output:
-        _store_row(block, scales, 1)
+        _store_row(block, scales, half)
+    elif half == 0:
+        _store_by_tma(block, scales)
+
+
+def _store_partial(block, scales, half: int) -> None:
+    """One of the thread's two rows to the piece's slot."""
+    work, columns = block.work, block.work.kernel.spec.value_head_dim
+    place = copies.address(work.g.partial_o, block.slot, work.lane.row + 8 * half, 0)
+    exists = block.rows[half] < work.dims.S
+    _store_float32(place.toint(), _normalised(block, scales, half), work.lane.column // 2, exists, columns)
+
+
+def _normalised(block, scales, r: int) -> list[Float32]:
+    output = rows_view(block.work.operand.o)
+    return [Float32(output[r, c] * scales[r]) for c in range(cute.size(output, mode=[1]))]
 
 
 def _write_lse(block) -> list[Float32]:
@@ -61,12 +97,17 @@ def _write_lse(block) -> list[Float32]:
     work, tile, geometry = block.work, block.tile, block.geometry
     lane, g, dims = work.lane, work.g, work.dims
     sink = [g.sinks[head] for head in block.heads] if work.kernel.spec.sink else None
+    if block.slot is not None and sink is not None:
+        sink = [Float32(cutlass.select_(block.slot < 0, value, Float32(NO_SINK))) for value in sink]
     inverses, lses = work.statistics.finish(sink)
     scales = []
     for r, (row, head) in enumerate(zip(block.rows, block.heads, strict=True)):
         live = row < geometry.q_length
         lse_row = (Int64(tile.batch) * dims.H + head) * dims.S + row
         address = g.lse.iterator.toint() + lse_row * 4
+        if block.slot is not None:
+            partial = copies.address(g.partial_lse, cutlass.max(block.slot, Int32(0)), lane.row + 8 * r)
+            address = Int64(cutlass.select_(block.slot < 0, address, partial.toint()))
         lse = cutlass.select_(live, lses[r], sink[r] if sink is not None else Float32(softmax.NEG_INF))
         copies.store_words(address, [Float32(lse).bitcast(Uint32)], (row < dims.S) & (lane.column == 0))
         scales.append(Float32(cutlass.select_(live, inverses[r], Float32(0.0))))
@@ -109,10 +150,10 @@ def _store_row(block, scales, r: int) -> None:
     """One of the thread's two rows, from registers. Four lanes exchange words so that each stores 16 contiguous bytes,
     in float32 a half of a 32-byte sector."""
     work, tile, spec = block.work, block.tile, block.work.kernel.spec
-    output, quad = rows_view(work.operand.o), work.lane.column // 2
+    quad = work.lane.column // 2
     exists = block.rows[r] < work.dims.S
     element = ((Int64(tile.batch) * work.dims.S + block.rows[r]) * work.dims.H + block.heads[r]) * spec.value_head_dim
-    values = [Float32(output[r, c] * scales[r]) for c in range(cute.size(output, mode=[1]))]
+    values = _normalised(block, scales, r)
     if spec.float32_out:
         _store_float32(work.g.o.iterator.toint() + element * 4, values, quad, exists, spec.value_head_dim)
     else:

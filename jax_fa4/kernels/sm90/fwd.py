@@ -9,20 +9,22 @@ previous block's P multiplies V, and warpgroups take turns on the tensor cores.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.utils import LayoutEnum, SmemAllocator
 
+from jax_fa4 import masks
 from jax_fa4.kernels.common import abi, copies, pipelines, scheduler, segments, softmax
 from jax_fa4.kernels.common.by_length import launch, launch_by_length
 from jax_fa4.kernels.common.entry import DTYPES
-from jax_fa4.kernels.sm90 import consumer, load
+from jax_fa4.kernels.sm90 import consumer, load, pieces
 from jax_fa4.kernels.sm90.plans import L2_SECTION_BYTES, STATIC_BLOCKS, ForwardPlan
 
 
@@ -73,7 +75,10 @@ class Forward:
         self.spec = spec
         self.plan = plan
         self.short = Forward(spec, plan.short) if plan.short else None
+        self.few = Forward(spec, plan.few) if plan.few else None
         scratch = (abi.scratch("next_tile", "int32", (1,)),)
+        if plan.few or plan.cutting:
+            scratch += pieces.scratch(spec, plan.few or plan)
         if segments.in_mask(spec.mask):
             scratch += segments.scratch(plan.block_positions, plan.block_k)
         self.buffers = abi.forward_buffers(spec) + scratch
@@ -108,7 +113,20 @@ class Forward:
 
     @cute.jit
     def __call__(self, g, dims, stream):
-        if const_expr(self.short is None):
+        if const_expr(self.few is None):
+            self._launch_by_length(g, dims, stream)
+        else:
+            self._launch_by_count(g, dims, stream)
+
+    @cute.jit
+    def _launch_by_count(self, g, dims, stream):
+        if self.few.schedule(dims).cut > 0:
+            launch(self.few, g, dims, stream)
+        else:
+            self._launch_by_length(g, dims, stream)
+
+    def _launch_by_length(self, g, dims, stream):
+        if self.short is None:
             launch(self, g, dims, stream)
         else:
             launch_by_length(self, g, dims, stream)
@@ -121,15 +139,35 @@ class Forward:
             copies.packed_rows(g.q, plan.packed_heads), cute.select(q_layout, mode=[0, 1]), plan.q_tile
         )
         k_atom, k = copies.tma_load_atom(
-            copies.permuted(g.k, 1, 3, 2, 0), cute.select(k_layout, mode=[0, 1]), (plan.block_k, plan.tile_dim)
+            copies.permuted(g.k, 1, 3, 2, 0), cute.select(k_layout, mode=[0, 1]), plan.k_tile
         )
         v_atom, v = copies.tma_load_atom(
-            copies.permuted(g.v, 3, 1, 2, 0), cute.select(v_layout, mode=[0, 1]), (plan.value_tile_dim, plan.block_k)
+            copies.permuted(g.v, 3, 1, 2, 0), cute.select(v_layout, mode=[0, 1]), plan.v_tile
         )
         o_atom, o = None, None
         if self.buffers_output:
             o_layout = copies.rows_layout(self.dtype, 16, 64)
             o_atom, o = copies.tma_store_atom(copies.packed_rows(g.o, plan.packed_heads), o_layout, plan.store_tile)
+        schedule = self.schedule(dims)
+        grid = cutlass.min(dims.sm_count, schedule.numbers)
+        scheduler.launch_reset(schedule, g.next_tile, stream)
+        if segments.in_mask(self.spec.mask):
+            segments.launch_bounds(g, dims, plan.block_positions, plan.block_k, stream)
+        self.kernel(
+            Transfers(q_atom, q, k_atom, k, v_atom, v, o_atom, o), self.products(), (q_layout, k_layout, v_layout),
+            copy.copy(g), dims, schedule,
+        ).launch(
+            grid=(grid, 1, 1),
+            block=(128 * (plan.warpgroups + 1), 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+        if plan.cutting:
+            pieces.Combine(self.spec, plan).launch(schedule, copy.copy(g), dims, stream)
+
+    def schedule(self, dims) -> scheduler.CountedSchedule:
+        """Which tiles there are, and who hands them out."""
+        plan = self.plan
         q_blocks = (dims.S + (plan.block_positions - 1)) // plan.block_positions
         kv_bytes = Int64(dims.T) * (2 * (self.spec.head_dim + self.spec.value_head_dim))
         sharing = self.spec.group // plan.packed_heads
@@ -137,22 +175,22 @@ class Forward:
         rounds = Int32(1)
         if not plan.longest_first:  # tiles of equal length
             rounds = cutlass.max(STATIC_BLOCKS // cute.ceil_div(dims.T, plan.block_k), Int32(1))
-        schedule = scheduler.CountedSchedule(
+        tiles = scheduler.CountedSchedule(
             q_blocks, dims.H // plan.packed_heads, dims.B, section, rounds * dims.sm_count
         )
-        grid = cutlass.min(dims.sm_count, schedule.count)
-        scheduler.launch_reset(schedule, g.next_tile, stream)
-        if segments.in_mask(self.spec.mask):
-            segments.launch_bounds(g, dims, plan.block_positions, plan.block_k, stream)
-        self.kernel(
-            Transfers(q_atom, q, k_atom, k, v_atom, v, o_atom, o), self.products(), (q_layout, k_layout, v_layout),
-            g, dims, schedule,
-        ).launch(
-            grid=(grid, 1, 1),
-            block=(128 * (plan.warpgroups + 1), 1, 1),
-            stream=stream,
-            min_blocks_per_mp=1,
-        )
+        if plan.cutting is None:
+            return tiles
+        equal = Boolean(plan.equal_length)
+        if plan.longest_first:
+            equal = equal & (dims.S <= dims.T // 8)  # few rows, all of which see most keys
+        return scheduler.share_out(tiles, self.longest_blocks(dims), dims.sm_count, plan.cutting, equal)
+
+    def longest_blocks(self, dims) -> Int32:
+        """KV blocks of the longest tile, as far as is known before the run."""
+        plan = self.plan
+        keys = masks.most_keys(self.spec.mask, plan.block_positions)
+        blocks = cute.ceil_div(dims.T, plan.block_k)
+        return blocks if keys is None else cutlass.min(blocks, Int32(keys // plan.block_k + 1))
 
     @cute.kernel
     def kernel(self, transfers: Transfers, products: Products, layouts, g, dims, schedule):
@@ -166,7 +204,8 @@ class Forward:
 
         storage = SmemAllocator()
         barriers = storage.allocate_array(Int64, 2 * (plan.q_stages + 2 * plan.stages + load.QUEUE_SLOTS))
-        words = storage.allocate_tensor(Int32, cute.make_layout((scheduler.WORK_WORDS, load.QUEUE_SLOTS)), 16)
+        work_words = scheduler.WORK_WORDS + (1 if plan.cutting else 0)
+        words = storage.allocate_tensor(Int32, cute.make_layout((work_words, load.QUEUE_SLOTS)), 16)
         blocks = storage.allocate_tensor(Int32, cute.make_layout(plan.stages), 16)
         tensor = lambda layout: storage.allocate_tensor(  # noqa: E731
             self.dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner

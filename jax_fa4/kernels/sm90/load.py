@@ -36,14 +36,16 @@ def run(kernel, transfers, shared, g, dims, schedule):
     k_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
     v_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, plan.stages)
     queue_state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, QUEUE_SLOTS)
-    number = cute.arch.block_idx()[0]
+    position = schedule.begin(cute.arch.block_idx()[0])
     # The last V of a tile is loaded after the next tile's first K: so the next tile is worked out in good time.
     waiting = Values(Int32(0), Int32(0), Int32(-1))
-    while number < schedule.count:
-        tile = schedule.tile(number)
+    while schedule.is_left(position):
+        piece = schedule.piece(position)
+        tile = piece.tile
         geometry = sequence.geometry(spec, g, dims, tile.batch)
-        blocks, masked_steps, full_steps = _blocks(kernel, g, tile, geometry)
-        queue_state = scheduler.announce(shared.work, queue_state, scheduler.Work(tile, masked_steps, full_steps))
+        blocks, masked_steps, full_steps = _blocks(kernel, g, piece, geometry)
+        work = scheduler.Work(tile, masked_steps, full_steps, piece.slot)
+        queue_state = scheduler.announce(shared.work, queue_state, work)
 
         kv_head = tile.head * plan.packed_heads // spec.group
         q, k, v = _copies(kernel, transfers, shared, tile, kv_head)
@@ -54,26 +56,26 @@ def run(kernel, transfers, shared, g, dims, schedule):
         q_state = _load(q, q_state, 0)
         steps = masked_steps + full_steps
         if cutlass.const_expr(plan.longest_first):
-            number = _draw_if(steps == 0, schedule, number, g.next_tile)
+            position = _draw_if(steps == 0, schedule, position, g.next_tile)
         for i in cutlass.range(steps, unroll=1):
             if cutlass.const_expr(plan.longest_first):
-                number = _draw_if(i == steps - 1, schedule, number, g.next_tile)
+                position = _draw_if(i == steps - 1, schedule, position, g.next_tile)
             previous = block
             block, cursor = _next(blocks, cursor)
             k_state = _load_keys(k, k_state, block, shared.blocks)
             v_state = _load(v, v_state, previous)
         if cutlass.const_expr(not plan.longest_first):
-            number = scheduler.next_number(schedule, number, g.next_tile)
+            position = schedule.following(position, g.next_tile)
         waiting = Values(kv_head, tile.batch, block)
     v_state = _load(_values(kernel, transfers, shared, waiting), v_state, waiting.block)
     queue_state = scheduler.announce(shared.work, queue_state, scheduler.end_of_work())
 
 
 @cute.jit
-def _draw_if(condition, schedule, number, counter):
+def _draw_if(condition, schedule, position, counter):
     if condition:
-        number = scheduler.next_number(schedule, number, counter)
-    return number
+        position = schedule.following(position, counter)
+    return position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,19 +88,20 @@ class Values:
 
 
 @cute.jit
-def _blocks(kernel, g, tile, geometry):
-    """The tile's KV blocks, and how many are visited after the first one: with the element mask, and without."""
-    plan, spec = kernel.plan, kernel.spec
+def _blocks(kernel, g, piece, geometry):
+    """The piece's KV blocks, and how many are visited after the first one: with the element mask, and without."""
+    plan, spec, tile = kernel.plan, kernel.spec, piece.tile
+    cut = lambda blocks: blocks if piece.part is None else mask.part_of(blocks, piece.part)  # noqa: E731
     arguments = (spec.mask, tile.q_block, plan.block_positions, plan.block_k, geometry)
     if cutlass.const_expr(segments.in_mask(spec.mask)):
         bounds = (g.q_id_bounds[tile.batch, None, None], g.kv_id_bounds[tile.batch, None, None])
-        blocks = segments.segment_blocks(*arguments, bounds)
+        blocks = cut(segments.segment_blocks(*arguments, bounds))
         masked, full = segments.count(blocks)
         if masked + full == 0:  # no key is left: visit a block of which the element mask then leaves nothing
             blocks, masked = segments.nothing(blocks), Int32(1)
         lead = cutlass.select_(masked > 0, Int32(0), Int32(1))
         return blocks, masked - 1 + lead, full - lead
-    order = mask.block_order(*arguments)
+    order = cut(mask.block_order(*arguments))
     return order, order.masked_steps, order.full_steps
 
 
@@ -117,7 +120,7 @@ def _copies(kernel, transfers, shared, tile, kv_head) -> tuple[Copy, Copy, Copy]
     plan = kernel.plan
     q_index = tile.q_block if plan.packed_heads == 1 else (0, tile.q_block)
     q = cute.local_tile(transfers.q[None, None, tile.head, tile.batch], plan.q_tile, (q_index, 0))
-    k = cute.local_tile(transfers.k[None, None, kv_head, tile.batch], (plan.block_k, plan.tile_dim), (None, 0))
+    k = cute.local_tile(transfers.k[None, None, kv_head, tile.batch], plan.k_tile, (None, 0))
     return (
         _copy(transfers.q_atom, q, shared.q, shared.q_pipeline),
         _copy(transfers.k_atom, k, shared.k, shared.k_pipeline),
@@ -127,8 +130,7 @@ def _copies(kernel, transfers, shared, tile, kv_head) -> tuple[Copy, Copy, Copy]
 
 def _values(kernel, transfers, shared, values: Values) -> Copy:
     """The source of V of an example's KV head (a mode of KV blocks)."""
-    tile = (kernel.plan.value_tile_dim, kernel.plan.block_k)
-    v = cute.local_tile(transfers.v[None, None, values.kv_head, values.batch], tile, (0, None))
+    v = cute.local_tile(transfers.v[None, None, values.kv_head, values.batch], kernel.plan.v_tile, (0, None))
     return _copy(transfers.v_atom, v, shared.v, shared.v_pipeline)
 
 
