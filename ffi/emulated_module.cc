@@ -40,8 +40,11 @@ EmulatedModule::~EmulatedModule() { emu_unload(module_); }
 
 void EmulatedModule::run(Arguments& arguments) {
   std::array<emu_region, kMaxBuffers> regions;
-  for (size_t i = 0; i < arguments.buffer_count(); ++i)
-    regions[i] = {arguments.buffer(i), arguments.buffer_bytes(i), i >= arguments.operand_count()};
+  for (size_t i = 0; i < arguments.buffer_count(); ++i) {
+    const bool result = i >= arguments.operand_count();
+    regions[i] = {arguments.buffer(i), arguments.buffer_bytes(i), result};
+    if (result) std::memset(arguments.buffer(i), 0xff, arguments.buffer_bytes(i));  // NaN until the kernel writes it
+  }
   emu_options options;
   bool keep;
   {

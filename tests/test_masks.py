@@ -32,11 +32,11 @@ def naive(mask, row, column, g):
 
 
 @st.composite
-def situations(draw):
+def situations(draw, rows=st.integers(1, 20), columns=st.integers(1, 20)):
     mask = Full()
     for part in draw(st.lists(PART, max_size=3)):
         mask &= part
-    rows, columns = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    rows, columns = draw(rows), draw(columns)
     q_length, kv_length = draw(st.integers(0, rows)), draw(st.integers(0, columns))
     if draw(st.booleans()):
         geometry = Geometry.bottom_right(q_length, kv_length)
@@ -79,8 +79,8 @@ def test_views_agree(situation, block_q, block_k):
         assert here[full_start * block_q : full_end * block_q].all()
 
 
-@settings(max_examples=12, deadline=None)
-@given(situations())
+@settings(max_examples=60, deadline=None)
+@given(situations(st.just(13), st.just(17)))  # one shape, which JAX compiles for once
 def test_dense_view(situation):
     mask, rows, columns, g = situation
     want = np.array([[naive(mask, i, j, g) for j in range(columns)] for i in range(rows)])
