@@ -151,7 +151,7 @@ def _single(context: Context, operands: Operands, tile, number, count):
     """All steps of a tile, the first of which has this number."""
     _scores(context, operands, number, True)
     _await(context.pipes.v, tile)
-    _dp(context, operands, number)
+    _dp(context, operands, number, first=True)
     _dv(context, operands, number, False)
     _release(context.pipes.do, number)
     for i in cutlass.range(1, count, unroll=1):
@@ -171,7 +171,7 @@ def _paired(context: Context, operands: Operands, tile, number, count):
     """As `_single`, in the order for pairs."""
     _scores(context, operands, number, True)
     _await(context.pipes.v, tile)
-    _dp(context, operands, number)
+    _dp(context, operands, number, first=True)
     _dv(context, operands, number, False)
     _await(context.pipes.k_columns, tile)
     for i in cutlass.range(1, count, unroll=1):
@@ -227,10 +227,11 @@ def _scores(context: Context, operands: Operands, number, first: cutlass.Constex
 
 
 @cute.jit
-def _dp(context: Context, operands: Operands, number):
+def _dp(context: Context, operands: Operands, number, first: cutlass.Constexpr = False):
+    """dP of a step; at the `first` of a tile the last dK and dQ have waited for what it overwrites in a narrow pair."""
     plan, pipes = context.plan, context.pipes
     _await_dq(context, number, DqOver.DP)
-    if cutlass.const_expr(plan.narrow):
+    if cutlass.const_expr(plan.narrow and not first):
         pipes.ds_full.wait(0, phase_before(number))  # dP of the step before has been read
         tmem_fence("after")
     _multiply(context, operands.dp, number)
