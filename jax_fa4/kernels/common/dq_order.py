@@ -7,12 +7,47 @@ are done.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common import segments
+from jax_fa4.kernels.common.copies import address
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How far a tile knows the last visitors: that of the query block `before`, the last one asked for."""
+
+    last: Int32
+    before: Int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The turns of a key tile with the query blocks of its steps, asked for step by step, one of `tiles` of a head."""
+
+    kernel: Any
+    g: Any
+    steps: Any
+    tile: Any
+    tiles: Int32
+
+    def begin(self, place) -> Search:
+        """Before the first step, which is at `place`."""
+        return Search(self.tile.block, place.block)
+
+    def turn(self, place, search: Search) -> tuple[cute.Pointer, Int32, Search]:
+        """The counter of a step's query block, how many tiles come before, and the search for the next step's."""
+        first_of_head = place.block <= search.before
+        known = cutlass.select_(first_of_head, self.tile.block, search.last)
+        last = last_visitor(self.kernel, self.steps.geometry, self.tiles, place.block, known)
+        counter = address(self.g.dq_counter, self.tile.batch, place.head, place.block)
+        return counter, turn(self.kernel, self.g, self.tile, place.block, last), Search(last, place.block)
 
 
 @cute.jit

@@ -36,16 +36,13 @@ def run(context: Context):
         place = key_tiles.nowhere()
         if count > 0:
             place = key_tiles.first(steps, tile.head * spec.group)
-        last, before = tile.block, place.block
+        order = dq_order.Order(kernel, g, steps, tile, key_schedule.blocks)
+        search = order.begin(place)
         for i in cutlass.range(count, unroll=1):
             counter, turns = None, Int32(0)
             if cutlass.const_expr(spec.deterministic):
-                last = cutlass.select_(place.block <= before, tile.block, last)  # the first of a head
-                before = place.block
-                last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, place.block, last)
-                counter = address(g.dq_counter, tile.batch, place.head, place.block)
-                # The CTAs of a pair count together: each waits for both of every pair before.
-                turns = dq_order.turn(kernel, g, tile, place.block, last) * plan.ctas
+                counter, turns, search = order.turn(place, search)
+                turns *= plan.ctas  # the CTAs of a pair count together: each waits for both of every pair before
             share = context.rank * (plan.dq_floats // plan.ctas)
             target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0) + share
             _step(context, steps_done + i, target, counter, turns)
