@@ -2,7 +2,7 @@
 
 Under the latter the grid has a CTA (or pair of them) for each piece of work. Those that run ask, before they are done,
 for one that has not begun: it is then cancelled, and its work is theirs. A warp of its own asks, all roles of all CTAs
-that share their products read the answer.
+that share their products read the answer. The same warp finds the key blocks of a work by segment ids (`groups`).
 """
 
 import cutlass
