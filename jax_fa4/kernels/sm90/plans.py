@@ -49,7 +49,7 @@ class ForwardPlan:
             artifact, and the host function picks by the length.
         cutting: when tiles of a wave that would not fill the device are cut along the keys; None: never.
         few: the plan for calls that gain much from cutting, those with few tiles. Code for tiles that may be cut is up
-            to 3 % slower in short tiles (D = 64, causal), so the others keep a kernel without.
+            to 3 % slower in short tiles (D = 64, causal, windows), so the others keep a kernel without.
         producer_registers, consumer_registers: per thread, set at the start of the roles.
     """
 
@@ -177,7 +177,8 @@ def forward_plan(spec: AttentionSpec) -> ForwardPlan:
     plan = _uncut_plan(spec)
     if any(isinstance(part, masks.Segments) for part in spec.mask.parts):
         return plan  # a tile visits few blocks, side by side
-    if max(plan.tile_dim, plan.value_tile_dim) > 64 and not plan.longest_first:
+    bounded = plan.longest_first or any(isinstance(part, masks.Window) for part in spec.mask.parts)
+    if max(plan.tile_dim, plan.value_tile_dim) > 64 and not bounded:
         return dataclasses.replace(plan, cutting=Cutting())
     return dataclasses.replace(plan, few=dataclasses.replace(plan.short or plan, cutting=FEW_TILES))
 
