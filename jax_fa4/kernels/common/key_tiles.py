@@ -26,6 +26,11 @@ class KeyTile:
     block: Int32
     head: Int32
     batch: Int32
+    tile_heads: Int32 | None
+
+    def part(self, count: Int32) -> tuple[Int32 | None, Int32]:
+        """How many of the tile's `count` steps come before its own, if it is a piece, and how many its own are."""
+        return None, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +44,8 @@ class KeySchedule:
     first key tiles of all heads come first: under a causal mask these have the longest loops. `first_block` and
     `direction` (1 or -1) turn that round, for the deterministic order of dQ's sums, in which a tile waits for those
     with later keys.
+
+    `tile_heads`: query heads of a tile, where that is decided at run time.
     """
 
     blocks: Int32
@@ -47,6 +54,7 @@ class KeySchedule:
     section_heads: Int32
     first_block: Int32
     direction: Int32
+    tile_heads: Int32 | None
 
     @property
     def count(self) -> Int32:
@@ -62,13 +70,17 @@ class KeySchedule:
         step = within // width
         head = first + within - step * width
         batch = head // self.heads
-        return KeyTile(self.first_block + self.direction * step, head - batch * self.heads, batch)
+        return KeyTile(self.first_block + self.direction * step, head - batch * self.heads, batch, self.tile_heads)
 
 
-def section_heads(plan, tile_heads: int, dims) -> Int32:
-    """Heads whose Q and dO (16-bit) and dQ (float32) fit in the plan's share of L2 together; at least one."""
-    row_bytes = tile_heads * (2 * (plan.tile_d + plan.tile_e) + 4 * plan.tile_d)
-    return Int32(cutlass.max(Int64(plan.l2_bytes) // (Int64(row_bytes) * Int64(dims.S)), Int64(1)))
+def row_bytes(plan, heads: Int32 | int) -> Int32 | int:
+    """Of a row of Q and dO (16-bit) and dQ (float32) of so many heads."""
+    return heads * (2 * (plan.tile_d + plan.tile_e) + 4 * plan.tile_d)
+
+
+def section_heads(plan, tile_heads: Int32 | int, dims) -> Int32:
+    """Heads, or groups of `tile_heads`, whose rows fit in the plan's share of L2 together; at least one."""
+    return Int32(cutlass.max(Int64(plan.l2_bytes) // (Int64(row_bytes(plan, tile_heads)) * Int64(dims.S)), Int64(1)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +88,7 @@ class Steps:
     """The loop of one key tile: query blocks [start, end) of each query head that shares the KV head, in order.
 
     Blocks within [full_start, full_end) need no element mask. With `segments` only those blocks are visited whose ids
-    meet the tile's.
+    meet the tile's. If the `tile` is a piece of one, only its part of the steps is to be done.
     """
 
     start: Int32
@@ -84,12 +96,14 @@ class Steps:
     full_end: Int32
     end: Int32
     geometry: masks.Geometry
+    tile: KeyTile
     segments: segments.SegmentBlocks | None = None
 
-    def count(self, group: int) -> Int32:
-        """How many steps."""
-        blocks = self.end - self.start if self.segments is None else sum(segments.count(self.segments), Int32(0))
-        return blocks * group
+    def count(self, heads: Int32 | int) -> Int32:
+        """How many steps, for so many query heads."""
+        if self.segments is not None:
+            return sum(segments.count(self.segments), Int32(0)) * heads
+        return self.tile.part((self.end - self.start) * heads)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +126,16 @@ def nowhere() -> Place:
     return Place(Int32(0), Int32(0), Boolean(False), Int32(0), Int32(0), Int32(0))
 
 
-def first(steps: Steps, head: Int32) -> Place:
-    """The first step of a tile that has any."""
+def first(steps: Steps, head: Int32, heads: Int32 | int = 1) -> Place:
+    """The first step of a tile that has any; `head` is the first of its `heads` query heads."""
     if steps.segments is not None:
         return _next_in_segments(steps.segments, head, steps.start, Int32(0), Int32(0), steps.start - 32)
-    return _in_interval(steps, steps.start, head)
+    blocks = steps.end - steps.start
+    skipped, _ = steps.tile.part(blocks * heads)
+    if skipped is None:
+        return _in_interval(steps, steps.start, head)
+    before = 0 if isinstance(heads, int) and heads == 1 else skipped // blocks
+    return _in_interval(steps, steps.start + skipped - before * blocks, head + before)
 
 
 def following(steps: Steps, place: Place) -> Place:
@@ -155,18 +174,20 @@ def steps(kernel, g, dims, tile: KeyTile) -> Steps:
     if segments.in_mask(spec.mask):
         bounds = (g.q_id_bounds[tile.batch, None, None], g.kv_id_bounds[tile.batch, None, None])
         blocks = segments.query_blocks(*arguments, bounds)
-        return Steps(blocks.start, blocks.full_start, blocks.full_end, blocks.end, geometry, blocks)
+        return Steps(blocks.start, blocks.full_start, blocks.full_end, blocks.end, geometry, tile, blocks)
     start, full_start, full_end, end = masks.query_block_range(*arguments)
-    return Steps(Int32(start), Int32(full_start), Int32(full_end), Int32(end), geometry)
+    return Steps(Int32(start), Int32(full_start), Int32(full_end), Int32(end), geometry, tile)
 
 
-def key_schedule(plan, spec, dims, tile_heads: int | None = None) -> KeySchedule:
+def key_schedule(plan, spec, dims, tile_heads: Int32 | int | None = None) -> KeySchedule:
     """The schedule of a call. A tile has `tile_heads` of the query heads that share a KV head, by default all."""
-    tile_heads = tile_heads or spec.group
+    tile_heads = spec.group if tile_heads is None else tile_heads
     blocks = (dims.T + (plan.block_k - 1)) // plan.block_k
     first, direction = (blocks - 1, Int32(-1)) if spec.deterministic else (Int32(0), Int32(1))
     heads = dims.K * (spec.group // tile_heads)
-    return KeySchedule(blocks, heads, dims.B, section_heads(plan, tile_heads, dims), first, direction)
+    section = section_heads(plan, tile_heads, dims)
+    dynamic = None if isinstance(tile_heads, int) else tile_heads
+    return KeySchedule(blocks, heads, dims.B, section, first, direction, dynamic)
 
 
 @cute.jit

@@ -22,6 +22,22 @@ class Cutting:
     gain_percent: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class PieceCosts:
+    """By what a backward kernel decides which tiles to cut along their steps (see `last_wave`), in steps but `slabs`.
+
+    Attributes:
+      tile: what a tile or a piece of one costs beside its steps.
+      sums: what adding up pieces costs; one more for so many `slabs`.
+      long: after full waves only tiles of so many steps are cut; shorter ones gain less than that costs.
+    """
+
+    tile: int = 2
+    sums: int = 2
+    slabs: int = 32
+    long: int = 40
+
+
 def pad_head_dim(dim: int) -> int:
     """The head dim of a tile: a multiple of 64 elements, the width of a 128-byte swizzle."""
     return -(-dim // 64) * 64

@@ -27,7 +27,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4.kernels.common import backward, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer, release
-from jax_fa4.kernels.sm90.bwd import epilogue
+from jax_fa4.kernels.sm90.bwd import epilogue, keys
 from jax_fa4.kernels.sm90.bwd.fragments import (
     Consumer,
     Statistics,
@@ -45,7 +45,6 @@ from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit
 @cute.jit
 def run(kernel, products, shared, pipes, g, dims, key_schedule):
     """All tiles of this block."""
-    group = kernel.plan.tile_heads
     consumer = Consumer(kernel, products, shared, pipes, g, dims)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     fresh = Boolean(True)  # no dQ is carried into the next tile
@@ -53,12 +52,13 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         no_ds(consumer)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
+        heads = keys.heads_of(kernel, tile)
         steps = key_tiles.steps(kernel, g, dims, tile)
-        count = steps.count(group)
+        count = steps.count(heads)
         clear(consumer)
         if count > 0:
             work = Work(consumer, steps, tile, tiles_done, fresh)
-            place = key_tiles.first(steps, tile.head * group)
+            place = key_tiles.first(steps, tile.head * heads, heads)
             begin(consumer, tiles_done)
             step(work, place, steps_done, True, count == 1)
             for i in cutlass.range(1, count, unroll=1):

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from jax_fa4.kernels.common import copies, softmax
+from jax_fa4.kernels.common.key_tiles import KeyTile
 from jax_fa4.kernels.sm90.bwd import keys
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier
 
@@ -29,25 +30,27 @@ def hand_over_dq(consumer) -> None:
     )
 
 
-def run(consumer, tile) -> None:
-    """Writes dV and dK of this thread's keys; dK gets the scale of the scores.
+@cute.jit
+def run(consumer, tile):
+    """Writes dV and dK of this thread's keys, or adds them to the sums of the KV head's query heads.
 
     Rows leave straight from registers, so the next tile's loads never wait for this tile's stores.
     """
-    write_dv(consumer, tile)
-    write_dk(consumer, tile)
-
-
-def write_dv(consumer, tile) -> None:
-    """Writes dV of this thread's keys, or adds it to the sum of the KV head's query heads."""
     g = consumer.g
-    write(consumer, consumer.operands.dv, g.dv_sum if hasattr(g, "dv_sum") else g.dv, tile, 1.0)
+    if cutlass.const_expr(consumer.plan.tile_heads < consumer.spec.group):
+        _write_both(consumer, g.dk_sum, g.dv_sum, tile)
+    elif cutlass.const_expr(not consumer.plan.piece_costs):
+        _write_both(consumer, g.dk, g.dv, tile)
+    elif tile.slab < 0:
+        _write_both(consumer, g.dk, g.dv, tile)
+    else:
+        _write_both(consumer, g.dk_slabs, g.dv_slabs, KeyTile(Int32(0), Int32(0), tile.slab, None))
 
 
-def write_dk(consumer, tile) -> None:
-    """Writes or adds dK of this thread's keys, with the scale of the scores."""
-    g = consumer.g
-    write(consumer, consumer.operands.dk, g.dk_sum if hasattr(g, "dk_sum") else g.dk, tile, consumer.spec.scale)
+def _write_both(consumer, dk: cute.Tensor, dv: cute.Tensor, tile) -> None:
+    """dK gets the scale of the scores."""
+    write(consumer, consumer.operands.dv, dv, tile, 1.0)
+    write(consumer, consumer.operands.dk, dk, tile, consumer.spec.scale)
 
 
 def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:

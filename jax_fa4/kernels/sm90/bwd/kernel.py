@@ -19,12 +19,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import abi, copies, entry, key_tiles, segments, softmax
+from jax_fa4.kernels.common import abi, copies, entry, key_tiles, last_wave, segments, softmax
 from jax_fa4.kernels.common.by_length import launch_by_length
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
-from jax_fa4.kernels.sm90.bwd import consumer, keys, load, store, wide
+from jax_fa4.kernels.sm90.bwd import consumer, keys, load, pieces, store, wide
 from jax_fa4.kernels.sm90.bwd.finish import finish
 from jax_fa4.kernels.sm90.bwd.layouts import Products, Shared
 from jax_fa4.kernels.sm90.bwd.pipes import Pipes
@@ -86,18 +86,22 @@ class Backward:
             keys.launch_clear(g, stream)
         if segments.in_mask(spec.mask):
             segments.launch_bounds(g, dims, plan.block_q, plan.block_k, stream)
-        key_schedule = key_tiles.key_schedule(plan, spec, dims, plan.tile_heads)
+        key_schedule = key_tiles.key_schedule(plan, spec, dims, keys.tile_heads(plan, dims))
+        if plan.piece_costs:
+            key_schedule = last_wave.cut(key_schedule, plan, dims)
         self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
             grid=(self.blocks(dims, key_schedule), 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
         )
         if plan.tile_heads < spec.group:
             keys.launch_round(g, stream)
+        elif plan.piece_costs:
+            pieces.launch(g.dk_slabs, g.dk, g.dv_slabs, g.dv, key_schedule, stream)
         finish(products.dq, g.dq_accumulator, g.dq, plan, spec.scale).launch(
             grid=(row_blocks, dims.H, dims.B), block=(128 * plan.dq_parts, 1, 1), stream=stream
         )
 
     def blocks(self, dims, key_schedule):
-        """How many blocks are launched: one for each multiprocessor, if there are tiles for them."""
+        """How many blocks are launched: one for each multiprocessor, if there is work for them."""
         return cutlass.min(dims.sm_count, key_schedule.count)
 
     def loads(self, g) -> Loads:
@@ -151,6 +155,8 @@ def _scratch(spec, plan: BackwardPlan, fewest: int, most: int) -> tuple[abi.Buff
     )
     if plan.tile_heads < spec.group:
         buffers += keys.scratch(spec)
+    elif plan.piece_costs:
+        buffers += pieces.scratch(spec, plan)
     if segments.in_mask(spec.mask):
         buffers += segments.scratch(fewest, plan.block_k)
     if spec.deterministic:

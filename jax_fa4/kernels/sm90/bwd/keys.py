@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 
-from jax_fa4.kernels.common import abi, softmax
+from jax_fa4.kernels.common import abi, key_tiles, softmax
 
 THREADS = 256
 VECTOR = 8
@@ -24,10 +24,25 @@ def scratch(spec) -> tuple[abi.Buffer, ...]:
     )
 
 
+def tile_heads(plan, dims) -> Int32 | int:
+    """How many query heads a tile has: two where half the L2 share holds them, and tiles are many, for fewer sums."""
+    if not plan.pairs_heads:
+        return plan.tile_heads
+    pairs = dims.B * (dims.H // 2) * ((dims.T + (plan.block_k - 1)) // plan.block_k)
+    row_bytes = key_tiles.row_bytes(plan, 2)
+    paired = Boolean(dims.S <= plan.l2_bytes // 2 // row_bytes) & Boolean(pairs >= 4 * dims.sm_count)
+    return Int32(cutlass.select_(paired, 2, 1))
+
+
+def heads_of(kernel, tile) -> Int32 | int:
+    """How many query heads a tile has."""
+    return kernel.plan.tile_heads if tile.tile_heads is None else tile.tile_heads
+
+
 def kv_head(kernel, tile) -> Int32:
     """The KV head of a tile."""
-    plan, spec = kernel.plan, kernel.spec
-    return tile.head if plan.tile_heads == spec.group else tile.head * plan.tile_heads // spec.group
+    plan, group = kernel.plan, kernel.spec.group
+    return tile.head if plan.tile_heads == group else tile.head * heads_of(kernel, tile) // group
 
 
 @cute.kernel

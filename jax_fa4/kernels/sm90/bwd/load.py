@@ -62,17 +62,18 @@ def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int3
 @cute.jit
 def run(kernel, loads, shared, pipes, g, dims, key_schedule):
     """All tiles of this block. The next tile's loads start while the consumers finish this one."""
-    plan, group = kernel.plan, kernel.plan.tile_heads
+    plan = kernel.plan
     q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, plan.q_stages)
     do = RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do, plan.do_stages)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
+        heads = keys.heads_of(kernel, tile)
         steps = key_tiles.steps(kernel, g, dims, tile)
-        count = steps.count(group)
+        count = steps.count(heads)
         if count > 0:
-            place = key_tiles.first(steps, tile.head * group)
-            of_keys = key_tiles.KeyTile(tile.block, keys.kv_head(kernel, tile), tile.batch)
+            place = key_tiles.first(steps, tile.head * heads, heads)
+            of_keys = dataclasses.replace(tile, head=keys.kv_head(kernel, tile))
             _load_keys(loads.k_atom, loads.k, shared.k, pipes.k, of_keys, tiles_done)
             _load_rows(q, steps_done, place, tile.batch)
             _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, of_keys, tiles_done)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from jax_fa4 import masks
-from jax_fa4.kernels.common.planning import STATISTIC_BYTES, check_slopes, pad_head_dim
+from jax_fa4.kernels.common.planning import STATISTIC_BYTES, PieceCosts, check_slopes, pad_head_dim
 from jax_fa4.kernels.sm90.plans import is_causal, is_simple
 from jax_fa4.spec import AttentionSpec
 
@@ -39,8 +39,10 @@ class BackwardPlan:
       dq_early: whether a wide plan's first slices of dQ run beside dV and dK, for steadier traffic, instead of after.
       short: the plan for up to `short_rows` query rows, where tiles are short, and wide blocks of queries cross the
         diagonal more often; both are in one artifact, and the host function picks by the length.
-      tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one or
-        two, for more tiles and of less unequal length, and they are summed in global memory (see `keys`).
+      tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
+        more tiles and of less unequal length, and they are summed in global memory (see `keys`).
+      pairs_heads: whether a tile has two of them instead of one where tiles are many, and two heads small enough.
+      piece_costs: by what tiles are cut along their steps; None: they never are.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
     """
 
@@ -53,6 +55,8 @@ class BackwardPlan:
     k_stages: int = 1
     ds_stages: int = 3
     tile_heads: int = 1
+    pairs_heads: bool = False
+    piece_costs: PieceCosts | None = None
     l2_bytes: int = 32 << 20
     dq_early: bool = False
     short: BackwardPlan | None = None
@@ -189,12 +193,22 @@ def _window_rows(mask: masks.Mask) -> float:
     return min(behind, default=math.inf) + min(ahead, default=math.inf) + 1
 
 
+def _piece_costs(mask: masks.Mask) -> PieceCosts | None:
+    """Only where all tiles have as many steps, but for what only the device knows."""
+    unequal = any(isinstance(part, masks.Causal | masks.Window | masks.Segments) for part in mask.parts)
+    return None if unequal else PieceCosts()
+
+
 def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     """The plan for a spec, by head dims and mask. Raises `Unsupported`."""
     check_slopes(spec)
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     largest = max(tile_d, tile_e)
-    common = {"tile_d": tile_d, "tile_e": tile_e, "tile_heads": spec.group if spec.deterministic else 1}
+    common = {"tile_d": tile_d, "tile_e": tile_e, "piece_costs": _piece_costs(spec.mask)}
+    if spec.deterministic:
+        common["tile_heads"] = spec.group
+    elif spec.group % 2 == 0:
+        common["pairs_heads"] = True
 
     def plan(block_q: int, block_k: int, **rest) -> BackwardPlan:
         return BackwardPlan(block_q, block_k, **(common | rest))
@@ -211,11 +225,11 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         short = plan(64, 128, ds_stages=2, k_stages=2)
         if _window_rows(spec.mask) <= SHORT_ROWS:
             return short
-        causal, few_sums = is_causal(spec.mask), {}
-        if causal and spec.group > 2 and spec.group % 2 == 0:
-            few_sums = {"tile_heads": max(2, common["tile_heads"])}
-        rows = 2 * SHORT_ROWS if causal and spec.group == 1 else SHORT_ROWS
-        return plan(80, 128, ds_stages=2, short=short, short_rows=rows, **few_sums)
-    wide = plan(64, 96 if tile_d + tile_e <= 320 else 64, ds_stages=2, dq_early=tile_d == 256)
+        rows = 2 * SHORT_ROWS if is_causal(spec.mask) and spec.group == 1 else SHORT_ROWS
+        return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
+    if tile_d + tile_e <= 320:
+        wide = plan(64, 96, ds_stages=2, piece_costs=None)  # 1 to 2 % slower with the code to cut tiles
+    else:
+        wide = plan(64, 64, ds_stages=2, dq_early=tile_d == 256)
     fits = wide.shared_bytes + wide.q_stage_bytes <= SHARED_BYTES
     return replace(wide, q_stages=3) if fits else wide

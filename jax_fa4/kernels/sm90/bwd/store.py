@@ -8,6 +8,7 @@ from cutlass import Boolean, Int32
 
 from jax_fa4.kernels.common import dq_order, key_tiles
 from jax_fa4.kernels.common.copies import address, reduce_add
+from jax_fa4.kernels.sm90.bwd import keys
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier
 
 WARPGROUP_AND_WARP = 128 + 32
@@ -32,15 +33,16 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
     fresh = Boolean(True)  # see `consumer.Work`
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
+        heads = keys.heads_of(kernel, tile)
         steps = key_tiles.steps(kernel, g, dims, tile)
-        count = steps.count(plan.tile_heads)
+        count = steps.count(heads)
         place = key_tiles.nowhere()
         if count > 0:
             if cutlass.const_expr(plan.carries_dq):
                 if fresh:
                     drop_dq(parts)
             fresh = Boolean(False)
-            place = key_tiles.first(steps, tile.head * plan.tile_heads)
+            place = key_tiles.first(steps, tile.head * heads, heads)
         else:
             fresh = Boolean(True)
         last, before = tile.block, place.block

@@ -31,7 +31,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4.kernels.common import backward, copies, dq_order, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer, release
-from jax_fa4.kernels.sm90.bwd import epilogue
+from jax_fa4.kernels.sm90.bwd import epilogue, keys
 from jax_fa4.kernels.sm90.bwd.fragments import begin, clear, end
 from jax_fa4.kernels.sm90.bwd.layouts import as_left_operand, multiply
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit
@@ -66,17 +66,17 @@ class Block:
 @cute.jit
 def run(kernel, products, shared, pipes, g, dims, key_schedule):
     """All tiles of this block."""
-    group = kernel.plan.tile_heads
     consumer = Consumer(kernel, products, shared, pipes, g, dims)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
+        heads = keys.heads_of(kernel, tile)
         steps = key_tiles.steps(kernel, g, dims, tile)
-        count = steps.count(group)
+        count = steps.count(heads)
         clear(consumer)
         if count > 0:
             work = Work(consumer, steps, tile, key_schedule.blocks)
-            place = key_tiles.first(steps, tile.head * group)
+            place = key_tiles.first(steps, tile.head * heads, heads)
             last, before, done = tile.block, place.block, Int32(0)
             begin(consumer, tiles_done)
             if (steps_done + consumer.warpgroup) % 2 == 0:  # the first block is this warpgroup's own
