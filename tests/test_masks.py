@@ -31,8 +31,11 @@ def naive(mask, row, column, g):
     return keep
 
 
+LENGTH = st.integers(1, 20)
+
+
 @st.composite
-def situations(draw, rows=st.integers(1, 20), columns=st.integers(1, 20)):
+def situations(draw, rows=LENGTH, columns=LENGTH):
     mask = Full()
     for part in draw(st.lists(PART, max_size=3)):
         mask &= part

@@ -143,6 +143,12 @@ bool Engine::force(Cluster& cluster) {
   return true;
 }
 
+bool Engine::only_stores() const {
+  return std::all_of(pending_.begin(), pending_.end(), [](const Pending& p) {
+    return p.operation->kind() == OperationKind::kStore || p.operation->kind() == OperationKind::kReduce;
+  });
+}
+
 bool Engine::finish(Cluster& cluster, const OperationPtr& operation) {
   while (true) {
     const auto found =

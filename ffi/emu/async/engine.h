@@ -66,6 +66,7 @@ class Engine {
   bool finish(Cluster&, const OperationPtr& operation);
   void refresh();  // to be called when an operation may have become ready
   bool empty() const { return pending_.empty(); }
+  bool only_stores() const;  // what is in flight changes global memory
   size_t size() const { return pending_.size(); }
   const Lateness& lateness() const { return lateness_; }
   uint64_t next_due() const { return next_due_; }

@@ -103,7 +103,7 @@ void GlobalOrder::access(const Access& access, const GlobalRegion& region, uint6
   replace(read_, region, address, bytes, last_.read, [&](uint32_t number, uint64_t place) {
     if (!access.writes) return after_read(access, states_[number]);
     check(access, states_[number], place, true);
-    return uint32_t{0};
+    return access.strong ? number : 0;  // who adds next may not know those that read, though this one does
   });
 }
 

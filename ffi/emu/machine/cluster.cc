@@ -17,6 +17,7 @@ constexpr uint64_t kLag = 100'000;  // instructions that a laggard warp lets oth
 // them; later, a hang.
 constexpr uint64_t kPatience = 200'000;
 constexpr uint64_t kHangInstructions = 40'000'000;
+constexpr uint32_t kTurnsAhead = 16;  // so many turns at global memory may pass before an operation that is held back
 constexpr uint64_t kHangStoring = 100'000'000;  // with nothing but stores
 
 void free_shared(uint8_t* memory) { ::operator delete[](memory, kSharedAlignment); }
@@ -239,15 +240,20 @@ Cluster::State Cluster::run_until_stopped() {
         throw fail("hang: %" PRIu64 " instructions without any progress\n%s", now - last_event_, describe().c_str());
       continue;
     }
+    // Who is to have its turn at global memory can go on, though operations are in flight, and so can other clusters while
+    // stores are; but not for ever, for they may poll.
+    if (!timing && !engine.empty() && turns_ahead_ > 0 &&
+        (awaits_turn() || (launch.clusters_meet() && engine.only_stores()))) {
+      --turns_ahead_;
+      return state = awaits_turn() ? State::kTurn : State::kReady;
+    }
     if (engine.force(*this)) {
+      turns_ahead_ = static_cast<int>(random_.below(2) * random_.below(kTurnsAhead));
       event();
       continue;
     }
     const bool exited = std::all_of(warps_.begin(), warps_.end(), [](Warp* w) { return w->exited(); });
-    bool turn = !turn_operations.empty();
-    for (Warp* warp : warps_)
-      for (int i = 0; i < warp->fragment_count(); ++i) turn |= warp->fragment(i).wait.global_turn;
-    if (turn) return state = State::kTurn;
+    if (!turn_operations.empty() || awaits_turn()) return state = State::kTurn;
     if (exited) return state = State::kDone;
     if (!give_up_polls()) return state = State::kStuck;
   }
@@ -259,6 +265,13 @@ bool Cluster::awaits(const Operation& operation) const {
       const Wait& wait = warp->fragment(i).wait;
       if (wait.done && wait.polls && operation.reports_to(static_cast<uint32_t>(wait.a))) return true;
     }
+  return false;
+}
+
+bool Cluster::awaits_turn() const {
+  for (Warp* warp : warps_)
+    for (int i = 0; i < warp->fragment_count(); ++i)
+      if (warp->fragment(i).wait.global_turn) return true;
   return false;
 }
 

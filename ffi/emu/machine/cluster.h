@@ -119,10 +119,12 @@ class Cluster {
   bool schedule();
   bool schedule_timed();
   bool give_up_polls();
+  bool awaits_turn() const;  // a warp, at global memory
   Random random_;
   int queues_ = 0;
   uint64_t last_event_ = 0, last_change_ = 0, events_ = 0;
   uint64_t events_at_give_up_ = UINT64_MAX;
+  int turns_ahead_ = 0;
   std::vector<Warp*> warps_;
 };
 

@@ -159,6 +159,7 @@ uint64_t Launch::take_turns() {
   } else {
     for (size_t i = turns.size(); i > 1; --i) std::swap(turns[i - 1], turns[turn_random_.below(static_cast<uint32_t>(i))]);
   }
+  met_ |= !turns.empty();
   for (Turn& turn : turns) {
     if (turn.cluster->timing) turn.cluster->timing->now = turn.waiting.time;
     if (turn.waiting.answers) turn.cluster->stopped = false;
@@ -226,7 +227,10 @@ bool Launch::epoch() {
   idle_epochs_ = progress != last_progress_ ? 0 : idle_epochs_ + 1;
   last_progress_ = progress;
   const bool room = active_.size() < resident_clusters() && next_cluster_ < cluster_count();
-  if (room || (turns && idle_epochs_ < kIdleEpochs * (options.timing ? active_.size() : 1))) return true;
+  const bool goes_on =
+      std::any_of(active_.begin(), active_.end(), [](const auto& c) { return c->state == Cluster::State::kReady; });
+  if (room || (!turns && goes_on) || (turns && idle_epochs_ < kIdleEpochs * (options.timing ? active_.size() : 1)))
+    return true;
   std::string text;
   for (auto& cluster : active_)
     if (text.size() < 6000) text += cluster->describe();

@@ -57,6 +57,8 @@ class Launch {
   Dim3 cluster_grid;        // in clusters
   uint64_t shared_bytes = 0;  // of a CTA, with the reserved first KiB
 
+  bool clusters_meet() const { return met_; }  // there has been a turn at global memory
+
   // clusterlaunchcontrol: takes a cluster that has not begun. Called in turn, by one thread.
   bool cancel_cluster(Dim3* first_cta);
 
@@ -73,6 +75,7 @@ class Launch {
   std::vector<std::unique_ptr<Cluster>> active_;
   uint64_t next_cluster_ = 0;
   uint64_t epochs_ = 0, idle_epochs_ = 0, progress_ = 0, last_progress_ = UINT64_MAX;
+  bool met_ = false;
   Random turn_random_;
   std::unique_ptr<uint8_t[]> parameter_memory_;
 };
