@@ -10,6 +10,7 @@ from kernels.sm90_cases import ARCH, CASES, FAST, kernel_of, run, slow_unless
 
 import jax_fa4
 from jax_fa4 import accuracy, cases, compile, errors, masks, plan, reference, sass, vjp
+from jax_fa4.kernels.sm90.bwd.kernel import Backward
 from jax_fa4.kernels.sm90.bwd.plan import SHARED_BYTES, backward_plan
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
@@ -77,6 +78,28 @@ def test_two_query_heads_a_tile(software_gpu):
     assert too_large(gradients, spec, operands, cotangents) == []
 
 
+@pytest.mark.parametrize(
+    "name, head_dim, deterministic",
+    [
+        ("causal", 64, False),
+        pytest.param("causal", 128, True, marks=pytest.mark.slow),
+        pytest.param("full", 128, False, marks=pytest.mark.slow),
+        pytest.param("mqa", 64, False, marks=pytest.mark.slow),
+    ],
+)
+def test_sums_of_later_sections_are_zeroed_in_time(name, head_dim, deterministic, software_gpu):
+    """Sections of one head: all but the first are zeroed by tiles of earlier ones, on other multiprocessors too."""
+    case = CASES[name].resized(B=2, S=150, T=300, D=head_dim, E=head_dim)
+    spec, operands = make_spec(Arguments(**case.make(7)))
+    spec = dataclasses.replace(spec, deterministic=deterministic)
+    plan = backward_plan(spec)
+    kernel = Backward(spec, dataclasses.replace(plan.short or plan, l2_bytes=1))
+    artifact = compile.compile_kernel(kernel, ARCH)
+    for seed, sm_count in ((0, 1), (1, 3), (2, 2), (3, 5)):
+        cotangents, gradients = emulated(artifact, case, spec, operands, seed, sm_count, strict=True)
+        assert too_large(gradients, spec, operands, cotangents) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_many_tiles_for_each_multiprocessor(deterministic, software_gpu):
@@ -90,10 +113,15 @@ def test_many_tiles_for_each_multiprocessor(deterministic, software_gpu):
 def emulate(case: cases.Case, seed: int, sm_count: int = 3, **changes):
     """(spec, operands, cotangents, gradients) of one run on the software GPU."""
     spec, operands, artifact = kernel_of(case, "backward", seed, **changes)
+    return spec, operands, *emulated(artifact, case, spec, operands, seed, sm_count)
+
+
+def emulated(artifact, case: cases.Case, spec: AttentionSpec, operands, seed: int, sm_count: int, strict: bool = False):
+    """(cotangents, gradients) of one run of an artifact on the software GPU."""
     do, dlse = reference.cotangents(operands, seed)
     o, lse = reference.forward(spec, operands)
     given = {"lse": lse.astype(jnp.float32), "delta": vjp.delta(o.astype(spec.dtype), do, dlse), "do": do}
-    return spec, operands, (do, dlse), run(artifact, case.shape, operands, given, seed, sm_count)
+    return (do, dlse), run(artifact, case.shape, operands, given, seed, sm_count, strict)
 
 
 def too_large(results, spec, operands, cotangents):

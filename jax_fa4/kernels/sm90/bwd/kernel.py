@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import abi, copies, entry, key_tiles, last_wave, segments, softmax
+from jax_fa4.kernels.common import abi, copies, dq_zeros, entry, key_tiles, last_wave, segments, softmax
 from jax_fa4.kernels.common.by_length import launch_by_length
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
@@ -79,16 +79,17 @@ class Backward:
         row_blocks = (dims.S + (plan.block_q - 1)) // plan.block_q
         products = Products.make(self.dtype, plan)
         # A launch rebinds the namespace that it is given to the kernel's own arguments: each gets a copy.
-        prepare(copy.copy(g), plan.block_q, plan.dq_floats, spec.deterministic).launch(
+        key_schedule = key_tiles.key_schedule(plan, spec, dims, keys.tile_heads(plan, dims))
+        if plan.piece_costs:
+            key_schedule = last_wave.cut(key_schedule, plan, dims)
+        beforehand = dq_zeros.Beforehand.make(key_schedule, dims) if plan.zeroes_ahead else None
+        prepare(copy.copy(g), plan.block_q, plan.dq_floats, spec.deterministic, beforehand).launch(
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )
         if plan.tile_heads < spec.group:
             keys.launch_clear(g, stream)
         if segments.in_mask(spec.mask):
             segments.launch_bounds(g, dims, plan.block_q, plan.block_k, stream)
-        key_schedule = key_tiles.key_schedule(plan, spec, dims, keys.tile_heads(plan, dims))
-        if plan.piece_costs:
-            key_schedule = last_wave.cut(key_schedule, plan, dims)
         self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
             grid=(self.blocks(dims, key_schedule), 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
         )
@@ -134,6 +135,9 @@ class Backward:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == 0:
                 load.run(self, loads, shared, pipes, g, dims, key_schedule)
+            if cutlass.const_expr(plan.zeroes_ahead):
+                if warp == 3:
+                    dq_zeros.run(self, shared, pipes, g, dims, key_schedule)
             if cutlass.const_expr(not plan.wide):
                 if warp == 1:
                     store.run(self, shared, pipes, g, dims, key_schedule)
@@ -153,6 +157,7 @@ def _scratch(spec, plan: BackwardPlan, fewest: int, most: int) -> tuple[abi.Buff
         abi.scratch("delta_rows", "float32", ("B", "H", rows)),
         abi.scratch("tile_counter", "int32", (1,)),
     )
+    buffers += dq_zeros.scratch()
     if plan.tile_heads < spec.group:
         buffers += keys.scratch(spec)
     elif plan.piece_costs:

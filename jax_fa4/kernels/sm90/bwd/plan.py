@@ -94,6 +94,11 @@ class BackwardPlan:
         return self.k_stages > 1
 
     @property
+    def zeroes_ahead(self) -> bool:
+        """Whether a spare warp zeroes sums of dQ (see `dq_zeros`) instead of a kernel beforehand."""
+        return self.carries_dq  # where tiles are long or wide it does not pay
+
+    @property
     def threads(self) -> int:
         return 128 * (1 + self.consumers)
 

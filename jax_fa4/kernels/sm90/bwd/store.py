@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from jax_fa4.kernels.common import dq_order, key_tiles
+from jax_fa4.kernels.common import dq_order, dq_zeros, key_tiles
 from jax_fa4.kernels.common.copies import address, reduce_add
 from jax_fa4.kernels.sm90.bwd import keys
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier
@@ -45,18 +45,19 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
             place = key_tiles.first(steps, tile.head * heads, heads)
         else:
             fresh = Boolean(True)
-        last, before = tile.block, place.block
-        for _ in cutlass.range(count, unroll=1):
+        order = dq_order.Order(kernel, g, steps, tile, key_schedule.blocks)
+        search = order.begin(place)
+        for step in cutlass.range(count, unroll=1):
             target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0)
             for part in cutlass.range_constexpr(parts):
                 cute.arch.cp_async_bulk_wait_group(parts - 1 - part, read=True)
                 cute.arch.barrier_arrive(barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP)
+            if cutlass.const_expr(plan.zeroes_ahead):
+                if step == 0:  # here, as the buffer is given back: before it costs 5 %
+                    dq_zeros.wait(g, key_schedule, tile)
             if cutlass.const_expr(spec.deterministic):
-                last = cutlass.select_(place.block <= before, tile.block, last)  # the first of a head
-                last = dq_order.last_visitor(kernel, steps.geometry, key_schedule.blocks, place.block, last)
-                before = place.block
-                others = dq_order.turn(kernel, g, tile, place.block, last)
-                dq_order.wait(address(g.dq_counter, tile.batch, place.head, place.block), others)
+                counter, others, search = order.turn(place, search)
+                dq_order.wait(counter, others)
             for part in cutlass.range_constexpr(parts):
                 cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
                 if lane == 0:
@@ -64,7 +65,7 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
                     reduce_add(source, target + part * part_floats, 4 * part_floats)
                 cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(spec.deterministic):
-                dq_order.release(address(g.dq_counter, tile.batch, place.head, place.block))
+                dq_order.release(counter)
             place = key_tiles.following(steps, place)
         number = key_tiles.receive(pipes, shared, turn)
         turn += 1

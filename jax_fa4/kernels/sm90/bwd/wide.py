@@ -48,7 +48,7 @@ class Work:
     consumer: Any
     steps: Any
     tile: Any
-    blocks: Int32
+    order: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,18 +75,18 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         count = steps.count(heads)
         clear(consumer)
         if count > 0:
-            work = Work(consumer, steps, tile, key_schedule.blocks)
+            work = Work(consumer, steps, tile, dq_order.Order(kernel, g, steps, tile, key_schedule.blocks))
             place = key_tiles.first(steps, tile.head * heads, heads)
-            last, before, done = tile.block, place.block, Int32(0)
+            search, done = work.order.begin(place), Int32(0)
             begin(consumer, tiles_done)
             if (steps_done + consumer.warpgroup) % 2 == 0:  # the first block is this warpgroup's own
-                last, before = step(work, place, steps_done, last, before, True)
+                search = step(work, place, steps_done, search, True)
                 place = key_tiles.following(steps, place)
                 done += 1
             pairs = (count - done) // 2
             for pair in cutlass.range(pairs, unroll=1):
                 place = key_tiles.following(steps, place)
-                last, before = step(work, place, steps_done + done + 2 * pair + 1, last, before, False)
+                search = step(work, place, steps_done + done + 2 * pair + 1, search, False)
                 place = key_tiles.following(steps, place)
             if done + 2 * pairs < count:
                 other = Block.make(consumer, steps_done + count - 1)
@@ -102,11 +102,8 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
 
 
 @cute.jit
-def step(work, place, number, last, before, first: cutlass.Constexpr[bool]):
-    """A block of this warpgroup's own, and the other's before it unless this is the tile's `first`.
-
-    `last` and `before` are for `take_turn`.
-    """
+def step(work, place, number, search, first: cutlass.Constexpr[bool]):
+    """A block of this warpgroup's own, and the other's before it unless this is the tile's `first`."""
     consumer = work.consumer
     kernel, o, pipes = consumer.kernel, consumer.operands, consumer.pipes
     plan, own, other = consumer.plan, Block.make(consumer, number), Block.make(consumer, number - 1)
@@ -144,9 +141,9 @@ def step(work, place, number, last, before, first: cutlass.Constexpr[bool]):
     publish(pipes.ds, own.do)
     if cutlass.const_expr(not first):
         finish_other(consumer, other)
-    last, before = take_turn(work, place, last, before)
+    search = take_turn(work, place, search)
     finish_step(work, place, own, as_left_operand(ds))
-    return last, before
+    return search
 
 
 def finish_step(work, place, own, ds: cute.Tensor) -> None:
@@ -254,20 +251,13 @@ def publish(ring, state) -> None:
 
 
 @cute.jit
-def take_turn(work, place, last, before):
-    """In a deterministic kernel, waits until the tiles that add to this block's dQ before this one have done so.
-
-    `last` is the last visitor of the block `before`, or of the first block of a head this tile itself.
-    """
+def take_turn(work, place, search):
+    """In a deterministic kernel, waits until the tiles that add to this block's dQ before this one have done so."""
     consumer = work.consumer
     if cutlass.const_expr(consumer.spec.deterministic):
-        kernel, tile = consumer.kernel, work.tile
-        last = cutlass.select_(place.block <= before, tile.block, last)
-        last = dq_order.last_visitor(kernel, work.steps.geometry, work.blocks, place.block, last)
-        before = place.block
-        others = dq_order.turn(kernel, consumer.g, tile, place.block, last)
-        dq_order.wait(copies.address(consumer.g.dq_counter, tile.batch, place.head, place.block), others)
-    return last, before
+        counter, others, search = work.order.turn(place, search)
+        dq_order.wait(counter, others)
+    return search
 
 
 @cute.jit
