@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TESTS = ("machine", "ptx", "judge", "uninitialised", "timing", "trace", "fuzz")
+TESTS = ("machine", "ptx", "judge", "global_order", "lateness", "uninitialised", "timing", "trace", "fuzz")
 
 
 def tool(name: str) -> str:
