@@ -11,6 +11,9 @@ from jax_fa4.spec import AttentionSpec
 STATISTIC_BYTES = 4
 """Of one row's LSE or delta."""
 
+MOST_MULTIPROCESSORS = 160
+"""More than any device has now: XLA plans the scratch of a program without knowing its device."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Cutting:

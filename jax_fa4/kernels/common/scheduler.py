@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from jax_fa4.kernels.common import pipelines
-from jax_fa4.kernels.common.planning import Cutting
+from jax_fa4.kernels.common.planning import MOST_MULTIPROCESSORS, Cutting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +109,7 @@ class CountedSchedule(TileSchedule):
         return next_number(self, position, counter)
 
 
-MOST_SHARES = 160
-"""Of the tiles that are cut, with room for more multiprocessors than any device has now: XLA plans the scratch of a
-program without knowing its device."""
-
-MOST_PIECES = 2 * MOST_SHARES
+MOST_PIECES = 2 * MOST_MULTIPROCESSORS
 """Shares, and tiles among them: each tile's end cuts a share in two at the most."""
 
 
@@ -205,7 +201,8 @@ def share_out(tiles: CountedSchedule, tile_blocks: Int32, ctas: Int32, rule: Cut
     all_blocks = Int64(tile_blocks) * (tiles.count // ctas + 1)
     small = tile_blocks < 1 << 16  # products of two numbers of blocks stay within 32 bits
     blocks = cutlass.select_(small, leftover * tile_blocks, Int32(0))
-    share_blocks = cutlass.max(cute.ceil_div(blocks, cutlass.min(ctas, Int32(MOST_SHARES))), Int32(rule.least_blocks))
+    shares = cutlass.min(ctas, Int32(MOST_MULTIPROCESSORS))
+    share_blocks = cutlass.max(cute.ceil_div(blocks, shares), Int32(rule.least_blocks))
     saved = tile_blocks - share_blocks
     enough = (saved >= rule.gain_blocks) & (Int64(saved) * 100 >= all_blocks * rule.gain_percent)
     leftover = Int32(cutlass.select_(small & enough, leftover, Int32(0)))

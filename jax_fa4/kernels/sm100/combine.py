@@ -5,14 +5,11 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from jax_fa4.kernels.common import abi, combine
+from jax_fa4.kernels.common.planning import MOST_MULTIPROCESSORS
 from jax_fa4.kernels.sm100.plans import BLOCK_K, BLOCK_Q
 
-_MOST_CTAS = 160
-"""That share the key blocks, with room for parts of more multiprocessors than any has now. XLA plans the scratch of a
-program without knowing its device, so this is no run-time size."""
-
 # At most one partial tile of 256 rows for each CTA, or for each tile where there are more of them.
-_PARTIAL_TILES = ("add", _MOST_CTAS, ("mul", "B", ("mul", "H", ("ceil", "S", 2 * BLOCK_Q))))
+_PARTIAL_TILES = ("add", MOST_MULTIPROCESSORS, ("mul", "B", ("mul", "H", ("ceil", "S", 2 * BLOCK_Q))))
 
 
 def partial_buffers(spec) -> tuple[abi.Buffer, ...]:
@@ -26,7 +23,7 @@ def partial_buffers(spec) -> tuple[abi.Buffer, ...]:
 def splits(tiles: Int32, dims) -> Int32:
     """Parts into which each tile's keys go: what fills the device once, each with two key blocks or more."""
     most = cutlass.max((dims.T + (2 * BLOCK_K - 1)) // (2 * BLOCK_K), Int32(1))
-    ctas = cutlass.min(dims.sm_count, Int32(_MOST_CTAS))
+    ctas = cutlass.min(dims.sm_count, Int32(MOST_MULTIPROCESSORS))
     return cutlass.min(cutlass.max(ctas // tiles, Int32(1)), most)
 
 

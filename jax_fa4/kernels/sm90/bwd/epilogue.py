@@ -9,9 +9,7 @@ from cutlass import Boolean, Int32, Int64, Uint32
 from jax_fa4.kernels.common import copies, softmax
 from jax_fa4.kernels.common.key_tiles import KeyTile
 from jax_fa4.kernels.sm90.bwd import keys
-from jax_fa4.kernels.sm90.bwd.pipes import Barrier
-
-WARPGROUP_AND_WARP = 128 + 32
+from jax_fa4.kernels.sm90.bwd.pipes import WARPGROUP_AND_WARP, Barrier
 
 
 @cute.jit

@@ -24,6 +24,10 @@ class Barrier(enum.IntEnum):
     TURN = 12  # per consumer warpgroup: to the next one
 
 
+WARPGROUP_AND_WARP = 128 + 32
+"""Threads that meet at a barrier between a consumer warpgroup and the store warp."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Pipes:
     """Rings filled by the producer warp: Q with LSE, dO with delta, K, and one buffer for V.

@@ -9,9 +9,7 @@ from cutlass import Boolean, Int32
 from jax_fa4.kernels.common import dq_order, dq_zeros, key_tiles
 from jax_fa4.kernels.common.copies import address, reduce_add
 from jax_fa4.kernels.sm90.bwd import keys
-from jax_fa4.kernels.sm90.bwd.pipes import Barrier
-
-WARPGROUP_AND_WARP = 128 + 32
+from jax_fa4.kernels.sm90.bwd.pipes import WARPGROUP_AND_WARP, Barrier
 
 
 def drop_dq(parts: int) -> None:
