@@ -62,6 +62,18 @@ class Zigzag:
         # chunk is 0 or 1, perhaps traced: i for the first, 2n - 1 - i for the second.
         return (device + chunk * (2 * devices - 1 - 2 * device)) * half, 1
 
+    @staticmethod
+    def across(owner_first, rows: int):
+        """((offset, stride) of a device's rows, the same of another's keys) that decide a causal mask as their own do.
+
+        If the owner of the keys comes first (perhaps traced), all rows see the first half of its keys and none of the
+        last; otherwise the last half of the rows see all keys, and the first half none. So it is enough to count the
+        keys, or the rows, from the middle, and to have all of the other kind at one position.
+        """
+        half = rows // 2
+        q_offset = jnp.where(owner_first, half - 1, -half)
+        return (q_offset, jnp.where(owner_first, 0, 1)), (0, jnp.where(owner_first, 1, 0))
+
 
 @dataclasses.dataclass(frozen=True)
 class Striped:

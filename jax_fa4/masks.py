@@ -218,7 +218,8 @@ class Geometry:
 
     Attributes:
       q_length, kv_length: rows and keys that exist (S and T, or the example's own lengths).
-      q_offset, q_stride, kv_offset, kv_stride: position = offset + stride * index; strides are positive.
+      q_offset, q_stride, kv_offset, kv_stride: position = offset + stride * index; a stride is not negative, and with
+        0 all rows, or all keys, share one position.
       window_left, window_right: the bounds of a RUNTIME window.
       numbers: the arithmetic of these values.
     """
@@ -339,7 +340,10 @@ def _range(g: Geometry, exists: Any, first: Any, last: Any, block: int, interval
 
 
 def _floor_divide(n: Numbers, x: Any, divisor: Any) -> Any:
-    return x if isinstance(divisor, int) and divisor == 1 else n.floor_divide(x, divisor)
+    """floor(x / divisor); by 0, which a stride may be, its limit from above."""
+    if isinstance(divisor, int) and divisor > 0:
+        return x if divisor == 1 else n.floor_divide(x, divisor)
+    return n.where(divisor == 0, n.where(x < 0, -UNBOUNDED, UNBOUNDED), n.floor_divide(x, n.maximum(divisor, 1)))
 
 
 def _ceil_divide(n: Numbers, x: Any, divisor: int) -> Any:

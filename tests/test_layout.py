@@ -1,5 +1,7 @@
 """Layouts: which rows a device holds, and the way there and back."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +69,17 @@ def test_work_is_balanced_as_said():
 def test_bad_input(layout, length, message):
     with pytest.raises(InvalidArgument, match=message):
         layout_positions(length, layout, 4)
+
+
+@pytest.mark.parametrize("devices", [2, 5])
+def test_one_mask_for_both_chunks_of_a_zigzag_block(devices):
+    rows = 6
+    position = layout_positions(rows * devices, "zigzag", devices).reshape(devices, rows)
+    for device, owner in itertools.permutations(range(devices), 2):
+        (q, q_stride), (k, k_stride) = LAYOUTS["zigzag"].across(owner < device, rows)
+        index = np.arange(rows)
+        got = k + k_stride * index <= (q + q_stride * index)[:, None]
+        np.testing.assert_array_equal(got, position[owner] <= position[device][:, None])
 
 
 def test_scaling_model_by_hand():

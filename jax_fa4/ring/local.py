@@ -1,9 +1,7 @@
 """One device's share of ring attention: which part of which block it attends to, and the merge of the parts."""
 
 import dataclasses
-import functools
 import math
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..layout import Layout, Zigzag
-from ..masks import Causal, Full, Lengths, Mask, MaskArray, Predicate, Segments, Window
+from ..masks import Causal, Lengths, Mask, MaskArray, Predicate, Segments, Window
 from ..operands import Operands
 from ..scores import ScoreMap, SoftCap
 from ..spec import AttentionSpec
@@ -73,13 +71,15 @@ class Block(NamedTuple):
 class Part(NamedTuple):
     """A call of the backend: a chunk (or a range) of query rows against a chunk of keys (None: all of them).
 
-    `mask` is what it must apply; with `positions` it needs to know where its rows and keys sit.
+    `mask` is what it must apply; with `positions` it needs to know where its rows and keys sit. `owner_first` says, of
+    a whole zigzag block of another device, whether that device comes first (see `Zigzag.across`).
     """
 
     q_chunk: Any
     kv_chunk: Any
     mask: Mask
     positions: bool
+    owner_first: Any = None
 
 
 def depends_on_position(spec: AttentionSpec) -> bool:
@@ -109,11 +109,8 @@ def parts(ring: Ring, spec: AttentionSpec, lengths_equal: bool, own: bool, owner
     if ring.layout.chunks == 1:
         return [whole._replace(positions=moves)]
     if ordered and isinstance(ring.layout, Zigzag):
-        # Of the four pairs of chunks the mask rules two out, keeps one always, and of the two that are left one:
-        # which one, depends on the side the owner is on. So both calls are dense and no device branches.
-        dense = _without_causal(spec.mask)
-        side = jnp.where(owner < ring.index(), 0, 1)
-        return [Part(1, 0, dense, False), Part(side, side, dense, False)]
+        # One call instead of one for each pair of chunks: no array is taken apart.
+        return [Part(None, None, spec.mask, positions=True, owner_first=owner < ring.index())]
     chunks = range(ring.layout.chunks)
     return [Part(a, b, spec.mask, moves) for a in chunks for b in chunks]
 
@@ -129,10 +126,6 @@ def _order_suffices(spec: AttentionSpec, layout: Layout) -> bool:
         return False
     kinds = (Causal, Segments, Window) if layout.name == "contiguous" else (Causal, Segments)
     return all(isinstance(part, kinds) for part in spec.mask.parts)
-
-
-def _without_causal(mask: Mask) -> Mask:
-    return functools.reduce(operator.and_, (part for part in mask.parts if not isinstance(part, Causal)), Full())
 
 
 class Call(NamedTuple):
@@ -213,6 +206,8 @@ class Call(NamedTuple):
         cut = self.ring.cut(shifts)
         q_affine = self.ring.affine(self.ring.index(), part.q_chunk, o.q.shape[1])
         kv_affine = self.ring.affine(self.ring.owner(shifts), cut.keys if cut else part.kv_chunk, o.k.shape[1])
+        if part.owner_first is not None:
+            q_affine, kv_affine = Zigzag.across(part.owner_first, o.q.shape[1])
         spec = part_spec(self.spec, part)
         lengths = any(isinstance(p, Lengths) for p in part.mask.parts)
         return spec, dataclasses.replace(
