@@ -11,7 +11,7 @@ from ..spec import AttentionSpec
 from .local import Block, Call, Ring, part_spec, parts
 from .merge import with_sink
 from .sweep import Pass, Send, sweep
-from .transfer import send, send_packed
+from .transfer import send, send_together
 
 
 def attend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) -> tuple[jax.Array, jax.Array]:
@@ -30,8 +30,8 @@ def attend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) ->
     plain_forward = plain_backward = None
     if step.plain_forward is not None:
         plain_forward, plain_backward = Forward(ring, backends.XLA, send), Backward(ring, backends.XLA, send)
-    rule = vjp.Rule(spec, Backward(ring, step, send_packed), plain_forward, plain_backward, backend)
-    return vjp.attend(rule, Forward(ring, step, send_packed), operands)
+    rule = vjp.Rule(spec, Backward(ring, step, send_together), plain_forward, plain_backward, backend)
+    return vjp.attend(rule, Forward(ring, step, send_together), operands)
 
 
 def _step_backend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: str) -> backends.Backend:
