@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -190,10 +191,11 @@ def inner_step(tokens: int, backend: str, rounds: int) -> dict[str, Any]:
 
 
 def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
-    """One row: seconds on all devices, on one, on one while the others do the same, of cuDNN with gathered keys.
+    """One row: seconds on all devices, on each alone, on each while all are busy, of cuDNN with gathered keys.
 
-    All four are timed in turn. Devices of one host may share a power budget: `one_of_busy_s` tells what each of them
-    does while all work, and `speed_up_of_busy` is the ring's gain over that.
+    All are timed in turn. No two devices are equally fast: `one_s` is the mean of `alone_s`. Devices of one host may
+    share a power budget: `one_of_busy_s` tells what each of them does while all work, and `speed_up_of_busy` is the
+    ring's gain over that.
     """
     mesh = mesh_of_all()
     spread = NamedSharding(mesh, P(None, "sp"))
@@ -201,11 +203,11 @@ def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
     ring = jax.jit(over(mesh, work, backend)).lower(*given).compile()
     local = [arrays(work, SingleDeviceSharding(device)) for device in mesh.devices.flat]
     single = [jax.jit(alone(work, backend)).lower(*x).compile() for x in local]
+    alone_calls = [functools.partial(one, *x) for one, x in zip(single, local, strict=True)]
     calls: dict[str, Callable[[], Any]] = {
         "ring_s": lambda: ring(*given),
-        "one_s": lambda: single[0](*local[0]),
-        "one_of_busy_s": lambda: [one(*x) for one, x in zip(single, local, strict=True)],
-    }
+        "one_of_busy_s": lambda: [call() for call in alone_calls],
+    } | {f"alone {i}": call for i, call in enumerate(alone_calls)}
     row: dict[str, Any] = {"workload": str(work), "devices": mesh.size,
                            "ring_device_bytes": device_bytes(ring), "one_device_bytes": device_bytes(single[0])}
     peer = gathered(mesh, work)
@@ -217,9 +219,9 @@ def measure(work: RingWorkload, backend: str, rounds: int) -> dict[str, Any]:
         except Exception as error:  # a peer's failure is a row without its figure, not the end of the run
             row["cudnn_error"] = f"{type(error).__name__}: {str(error)[:120]}"
     works = {name: runnable(call) for name, call in calls.items()}
-    for name, timing in time_interleaved(works, rounds, target_s=0.3):
-        if timing is not None:
-            row[name] = timing.median_s
+    seconds = {name: timing.median_s for name, timing in time_interleaved(works, rounds, target_s=0.15) if timing}
+    row["alone_s"] = [seconds.pop(f"alone {i}") for i in range(mesh.size)]
+    row |= seconds | {"one_s": statistics.mean(row["alone_s"])}
     row["speed_up"] = row["one_s"] / row["ring_s"]
     row["speed_up_of_busy"] = row["one_of_busy_s"] / row["ring_s"]
     row["ring_tflops"] = work.flops / row["ring_s"] / 1e12
