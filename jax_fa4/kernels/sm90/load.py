@@ -148,7 +148,8 @@ def _load(copy: Copy, state, index):
 def _load_keys(copy: Copy, state, block, blocks: cute.Tensor):
     """Loads a block of K, and leaves word of which block the buffer holds for the consumers that see it full."""
     copy.ring.sync_object_empty.wait(state.index, state.phase)
-    blocks[state.index] = block
+    with cute.arch.elect_one():
+        blocks[state.index] = block
     copy.ring.sync_object_full.arrive(state.index, copy.ring.producer_mask)
     return _issue(copy, state, block)
 
