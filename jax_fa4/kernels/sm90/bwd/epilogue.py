@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from jax_fa4.kernels.common import copies, softmax
 from jax_fa4.kernels.common.key_tiles import KeyTile
@@ -47,56 +49,83 @@ def run(consumer, tile):
 
 def _write_both(consumer, dk: cute.Tensor, dv: cute.Tensor, tile) -> None:
     """dK gets the scale of the scores."""
-    write(consumer, consumer.operands.dv, dv, tile, 1.0)
-    write(consumer, consumer.operands.dk, dk, tile, consumer.spec.scale)
-
-
-def write(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
-    """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys, to an output [B, T, K, columns].
-
-    In a wide plan the warpgroups' accumulators lie side by side in the output's columns, or in its keys (see
-    `write_transposed`).
-    """
-    if consumer.plan.dkv_transposed:
-        write_transposed(consumer, accumulator, output, tile, scale)
+    outputs = {"dv": Target.make(consumer, dv, tile, 1.0), "dk": Target.make(consumer, dk, tile, consumer.spec.scale)}
+    if not consumer.plan.wide:
+        write(consumer, consumer.operands.dv, outputs["dv"], tile)
+        write(consumer, consumer.operands.dk, outputs["dk"], tile)
         return
-    columns, groups, kernel = output.shape[3], cute.size(accumulator) // 4, consumer.kernel
-    first = consumer.warpgroup * (8 * groups) if consumer.plan.wide else 0
-    head, adds = keys.kv_head(kernel, tile), kernel.plan.tile_heads < kernel.spec.group
+    writes = write_transposed if consumer.plan.dkv_transposed else write
+    for part in consumer.sums:
+        writes(consumer, part.accumulator, part.target(outputs), tile)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Where an accumulator goes.
+
+    Attributes:
+      head: byte address of the first key's row of the KV head, in an output [B, T, K, columns].
+      keys: how many rows it has.
+      row_bytes: from one to the next.
+      columns: of a row.
+      scale: what the accumulator is multiplied with.
+      dtype: element type of the output.
+      column, key: where the accumulator begins, the key within the tile.
+    """
+
+    head: Int64
+    keys: Int32
+    row_bytes: Int32
+    columns: int | Int32
+    scale: float | Float32
+    dtype: type
+    column: int | Int32 = 0
+    key: int | Int32 = 0
+
+    @classmethod
+    def make(cls, consumer, output: cute.Tensor, tile, scale: float) -> Target:
+        head = copies.address(output, tile.batch, 0, keys.kv_head(consumer.kernel, tile), 0).toint()
+        columns, dtype = output.shape[3], output.element_type
+        return cls(head, output.shape[1], output.shape[2] * (columns * dtype.width // 8), columns, scale, dtype)
+
+
+def write(consumer, accumulator: cute.Tensor, target: Target, tile) -> None:
+    """Writes a thread's accumulator ((2, 2, n / 8), 1, 1), of two keys."""
+    groups, plan = cute.size(accumulator) // 4, consumer.plan
+    adds, size = plan.tile_heads < consumer.spec.group, target.dtype.width // 8
     for row in range(2):
-        key = tile.block * consumer.plan.block_k + consumer.key + 8 * row
-        exists = Boolean(key < output.shape[1])
-        element = ((Int64(tile.batch) * output.shape[1] + key) * output.shape[2] + head) * columns + first
-        address = output.iterator.toint() + element * (output.element_type.width // 8)
-        values = [accumulator[4 * i + 2 * row + pair] * scale for i in range(groups) for pair in range(2)]
-        store = _add_float32 if adds else _store_float32 if output.element_type.width == 32 else _store_16bit
-        store(address, values, consumer.quad_lane, exists, columns - first, output.element_type)
+        key = tile.block * plan.block_k + consumer.key + 8 * row
+        exists = Boolean(key < target.keys)
+        address = target.head + Int64(key) * target.row_bytes + target.column * size
+        values = [accumulator[4 * i + 2 * row + pair] * target.scale for i in range(groups) for pair in range(2)]
+        store = _add_float32 if adds else _store_float32 if size == 4 else _store_16bit
+        store(address, values, consumer.quad_lane, exists, target.columns - target.column, target.dtype)
 
 
-def write_transposed(consumer, accumulator: cute.Tensor, output: cute.Tensor, tile, scale: float) -> None:
+def write_transposed(consumer, accumulator: cute.Tensor, target: Target, tile) -> None:
     """Writes an accumulator ((2, 2, groups), tiles, 1) whose rows are columns of the output, and whose columns keys."""
-    kernel, lane = consumer.kernel, cute.arch.lane_idx()
-    adds, wide = kernel.plan.tile_heads < kernel.spec.group, output.element_type.width == 32
+    plan, lane = consumer.plan, cute.arch.lane_idx()
+    adds, wide = plan.tile_heads < consumer.spec.group, target.dtype.width == 32
     (_, _, groups), tiles, _ = accumulator.shape
-    rows = output[tile.batch, None, keys.kv_head(kernel, tile), None]  # (key, column)
-    first = tile.block * kernel.plan.block_k + consumer.warpgroup * (8 * groups)
+    first = tile.block * plan.block_k + target.key
     for group in range(groups):
         key = first + 8 * group + (2 * consumer.quad_lane if wide else lane // 4)
         for i in range(2 * tiles):
-            register, column = 2 * (i % 2) + 4 * (group + groups * (i // 2)), 64 * (i // 2) + 8 * (i % 2)
-            pair = [accumulator[register + j] * scale for j in range(2)]
+            register = 2 * (i % 2) + 4 * (group + groups * (i // 2))
+            column = target.column + (64 * (i // 2) + 8 * (i % 2))
+            pair = [accumulator[register + j] * target.scale for j in range(2)]
             if wide:
                 for j in range(2):
-                    _write_float32(rows, key + j, consumer.row + column, pair[j], adds)
+                    _write_float32(target, key + j, consumer.row + column, pair[j], adds)
             else:
                 column += consumer.thread // 32 * 16 + 2 * consumer.quad_lane
-                _write_pair(rows, key, column, pair, lane)
+                _write_pair(target, key, column, pair, lane)
 
 
-def _write_float32(rows: cute.Tensor, key: Int32, column: Int32, value, adds: bool) -> None:
+def _write_float32(target: Target, key: Int32, column: Int32, value, adds: bool) -> None:
     """Writes or adds one element: eight lanes fill a 32-byte sector."""
-    inside = Boolean(key < rows.shape[0]) & Boolean(column < rows.shape[1])
-    address = copies.address(rows, key, column).toint()
+    inside = Boolean(key < target.keys) & Boolean(column < target.columns)
+    address = target.head + Int64(key) * target.row_bytes + column * 4
     if adds:
         cute.arch.inline_ptx(
             "red.relaxed.gpu.global.add.f32 [{$r0}], {$r1};", read_only_args=[address, value], predicate=inside
@@ -105,15 +134,15 @@ def _write_float32(rows: cute.Tensor, key: Int32, column: Int32, value, adds: bo
         copies.store_words(address, [value.bitcast(Uint32)], inside)
 
 
-def _write_pair(rows: cute.Tensor, key: Int32, column: Int32, pair, lane: Int32) -> None:
+def _write_pair(target: Target, key: Int32, column: Int32, pair, lane: Int32) -> None:
     """Rounds a lane's two keys of one column, and writes its two columns of one key instead."""
-    source = cute.make_rmem_tensor((2,), cutlass.Float32)
+    source = cute.make_rmem_tensor((2,), Float32)
     source[0], source[1] = pair
-    rounded = cute.make_rmem_tensor((2,), rows.element_type)
+    rounded = cute.make_rmem_tensor((2,), target.dtype)
     softmax.convert_pairs(source, rounded)
     word = copies.transpose_matrix(cute.recast_tensor(rounded, Uint32)[0], lane)
-    inside = Boolean(key < rows.shape[0]) & Boolean(column < rows.shape[1])
-    copies.store_words(copies.address(rows, key, column).toint(), [word], inside)
+    inside = Boolean(key < target.keys) & Boolean(column < target.columns)
+    copies.store_words(target.head + Int64(key) * target.row_bytes + column * 2, [word], inside)
 
 
 def _add_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:
@@ -140,7 +169,7 @@ def _store_float32(address, values, quad: Int32, exists: Boolean, columns, dtype
 
 def _store_16bit(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:
     """Per 32 columns four words a lane, transposed over the quad: lane i then holds columns 8i to 8i + 7 of them."""
-    source = cute.make_rmem_tensor((len(values),), cutlass.Float32)
+    source = cute.make_rmem_tensor((len(values),), Float32)
     for i, value in enumerate(values):
         source[i] = value
     rounded = cute.make_rmem_tensor((len(values),), dtype)

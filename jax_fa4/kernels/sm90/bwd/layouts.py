@@ -29,12 +29,13 @@ class Products:
     dS K reads dS from shared memory; they share its rows or columns, or the rows of its transpose.
 
     In a `wide` plan queries are the rows, S = Q K^T, dP = dO V^T and dQ = dS K are one warpgroup's, dQ with dS in
-    registers, and warpgroups share the columns of dV and dK.
+    registers; dP has a product of its own, and those of dV and dK are in `shares`.
     """
 
     scores: cute.TiledMma
-    dv: cute.TiledMma
-    dk: cute.TiledMma
+    dp: cute.TiledMma | None
+    dv: cute.TiledMma | None
+    dk: cute.TiledMma | None
     dq: cute.TiledMma
 
     @classmethod
@@ -51,9 +52,9 @@ class Products:
         if plan.wide:
             alone = (1, 1, 1)
             return cls(
-                scores=product(K_MAJOR, K_MAJOR, plan.block_k // plan.score_parts, alone),
-                dv=product(MN_MAJOR, MN_MAJOR, plan.block_k if plan.dkv_transposed else plan.tile_e, by_columns),
-                dk=product(MN_MAJOR, MN_MAJOR, plan.block_k if plan.dkv_transposed else plan.tile_d, by_columns),
+                scores=product(K_MAJOR, K_MAJOR, plan.block_k, alone),
+                dp=product(K_MAJOR, K_MAJOR, plan.block_k // plan.dp_parts, alone),
+                dv=None, dk=None,
                 dq=product(K_MAJOR, MN_MAJOR, plan.tile_d // plan.dq_slices, alone, registers),
             )
         if plan.dq_transposed:
@@ -61,7 +62,7 @@ class Products:
         else:
             dq = product(MN_MAJOR, MN_MAJOR, plan.tile_d, by_rows if plan.dq_by_rows else by_columns)
         return cls(
-            scores=product(K_MAJOR, K_MAJOR, plan.block_q, by_rows),
+            scores=product(K_MAJOR, K_MAJOR, plan.block_q, by_rows), dp=None,
             dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, by_rows, registers),
             dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, by_rows, registers),
             dq=dq,

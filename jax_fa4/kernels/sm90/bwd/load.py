@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import copies, key_tiles
+from jax_fa4.kernels.common import copies, dq_zeros, key_tiles
 from jax_fa4.kernels.common.pipelines import free_buffer
 from jax_fa4.kernels.sm90.bwd import keys
 
@@ -77,6 +77,8 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
             _load_keys(loads.k_atom, loads.k, shared.k, pipes.k, of_keys, tiles_done)
             _load_rows(q, steps_done, place, tile.batch)
             _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, of_keys, tiles_done)
+            if cutlass.const_expr(plan.wide and plan.zeroes_ahead):
+                dq_zeros.wait(g, key_schedule, tile)
             _load_rows(do, steps_done, place, tile.batch)
             for step in cutlass.range(1, count, unroll=1):
                 place = key_tiles.following(steps, place)

@@ -21,6 +21,27 @@ ALIGNMENT_BYTES = 1024
 
 
 @dataclass(frozen=True)
+class Share:
+    """A part of dV or dK that a warpgroup of a wide plan sums; the first of each pair is for the first warpgroup.
+
+    Attributes:
+      outputs: "dv" or "dk".
+      starts: its first column (head dim) and key.
+      width, keys: how many.
+    """
+
+    outputs: tuple[str, str]
+    starts: tuple[tuple[int, int], tuple[int, int]]
+    width: int
+    keys: int
+
+    def is_before(self, pair) -> bool:
+        """Whether columns of (output, first column), one for either warpgroup, come right after its own."""
+        here = zip(self.outputs, self.starts, strict=True)
+        return all((output, start[0] + self.width) == other for (output, start), other in zip(here, pair, strict=True))
+
+
+@dataclass(frozen=True)
 class BackwardPlan:
     """Tiles and stages of the backward kernel with transposed scores (rows are keys, columns are queries).
 
@@ -36,7 +57,6 @@ class BackwardPlan:
         need not wait for each other between tiles.
       ds_stages: buffers of dS (and of P, in a wide plan, which needs two); with two instead of three, warpgroups keep
         closer step.
-      dq_early: whether a wide plan's first slices of dQ run beside dV and dK, for steadier traffic, instead of after.
       short: the plan for up to `short_rows` query rows, where tiles are short, and wide blocks of queries cross the
         diagonal more often; both are in one artifact, and the host function picks by the length.
       tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
@@ -58,7 +78,6 @@ class BackwardPlan:
     pairs_heads: bool = False
     piece_costs: PieceCosts | None = None
     l2_bytes: int = 32 << 20
-    dq_early: bool = False
     short: BackwardPlan | None = None
     short_rows: int = 0
 
@@ -79,8 +98,8 @@ class BackwardPlan:
         return self.wide and self.block_k % 64 != 0
 
     @property
-    def score_parts(self) -> int:
-        """Parts of the keys that a wide plan takes one after the other when it makes scores."""
+    def dp_parts(self) -> int:
+        """Parts of the keys that a wide plan takes one after the other when it makes dP."""
         return self.consumers if self.dkv_transposed else 1
 
     @property
@@ -96,7 +115,7 @@ class BackwardPlan:
     @property
     def zeroes_ahead(self) -> bool:
         """Whether a spare warp zeroes sums of dQ (see `dq_zeros`) instead of a kernel beforehand."""
-        return self.carries_dq  # where tiles are long or wide it does not pay
+        return self.wide or self.carries_dq  # with 80 query rows it does not pay
 
     @property
     def threads(self) -> int:
@@ -132,8 +151,19 @@ class BackwardPlan:
 
     @property
     def dkv_columns(self) -> int:
-        """Warpgroups that share the columns of dK and dV."""
-        return self.consumers if self.wide and not self.dkv_transposed else 1
+        """Warpgroups that share the columns of dK, and those of dV."""
+        return self.consumers if self.wide and not self.dkv_transposed and self.tile_d != self.tile_e else 1
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What either warpgroup of a wide plan sums of dV and dK."""
+        keys = self.block_k
+        if self.dkv_transposed:
+            return _transposed_shares(self.tile_d, self.tile_e, keys)
+        if self.dkv_columns == 1:
+            return (Share(("dv", "dk"), ((0, 0), (0, 0)), self.tile_d, keys),)
+        sides = (("dv", self.tile_e // 2), ("dk", self.tile_d // 2))
+        return tuple(Share((side, side), ((0, 0), (width, 0)), width, keys) for side, width in sides)
 
     @property
     def dq_slices(self) -> int:
@@ -182,6 +212,21 @@ class BackwardPlan:
         staged = 0 if self.wide else self.dq_floats
         queries = self.q_stages * self.q_stage_bytes + self.do_stages * self.do_stage_bytes
         return 2 * (keys + ds) + queries + 4 * staged + ALIGNMENT_BYTES
+
+
+def _transposed_shares(tile_d: int, tile_e: int, keys: int) -> tuple[Share, ...]:
+    """Of dV^T and dK^T: as many tiles of 64 rows for either warpgroup, and half the keys of one that is left over."""
+    tiles = [("dv", i) for i in range(0, tile_e, 64)] + [("dk", i) for i in range(0, tile_d, 64)]
+    half, odd = divmod(len(tiles), 2)
+    shares: list[Share] = []
+    for pair in zip(tiles[:half], tiles[half + odd :], strict=True):
+        if shares and shares[-1].is_before(pair):
+            shares[-1] = replace(shares[-1], width=shares[-1].width + 64)
+        else:
+            outputs, starts = zip(*pair, strict=True)
+            shares.append(Share(outputs, tuple((start, 0) for start in starts), 64, keys))
+    shares += [Share((side, side), ((i, 0), (i, keys // 2)), 64, keys // 2) for side, i in tiles[half : half + odd]]
+    return tuple(shares)
 
 
 def _panel(columns: int) -> int:
@@ -235,6 +280,6 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     if tile_d + tile_e <= 320:
         wide = plan(64, 96, ds_stages=2, piece_costs=None)  # 1 to 2 % slower with the code to cut tiles
     else:
-        wide = plan(64, 64, ds_stages=2, dq_early=tile_d == 256)
+        wide = plan(64, 64, ds_stages=2)
     fits = wide.shared_bytes + wide.q_stage_bytes <= SHARED_BYTES
     return replace(wide, q_stages=3) if fits else wide

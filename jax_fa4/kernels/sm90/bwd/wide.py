@@ -2,18 +2,19 @@
 
 The registers of a block hold dK and dV of only 64 keys when heads are wide, or 96, so the two warpgroups share them.
 They take turns with the blocks of queries. The owner of a block makes its scores, P, dS and dQ alone, with queries as
-rows, so that dS is dQ's left operand without leaving the registers. Both then add its P^T dO and dS^T Q to their part
+rows, so that dS is dQ's left operand without leaving the registers. Both then add its P^T dO and dS^T Q to their shares
 of dV and dK, for which P and dS pass through shared memory. While one computes P and dS of its block, the other's
 products keep the tensor cores busy. A step of the loop, for a warpgroup's own block j:
 
-    issue S = Q K^T and dP = dO V^T of j, dV += P^T dO and dK += dS^T Q of the other's block j - 1
+    issue S = Q K^T and dP = dO V^T of j, and the shares of dV += P^T dO and dK += dS^T Q of the other's block j - 1
     P(j) = exp2(S - LSE), into shared memory        while the others run
     dS(j), into shared memory
-    dV, dK and dQ = dS K of j, dQ in slices, each of which is then added to global memory
+    dQ = dS K of j in slices, each added to global memory while what comes after it runs: the first, dK, dV, the others
 
-With 64 keys the warpgroups share the columns of dK and dV. 96 keys are not whole tiles of 64 rows: dK^T and dV^T are
-made instead, whose columns are keys; each warpgroup has half, and scores are made in two halves too, one after the
-other, as registers do not hold all of S and dP.
+With 64 keys one warpgroup makes dV, the other dK, if these are equally wide. 96 keys are not whole tiles of 64 rows:
+dK^T and dV^T are made instead, whose rows are head dims and whose columns are keys. Each warpgroup makes as many whole
+tiles of 64 rows, and half the keys of one that is left over (see `shares`): products over all keys read dO and Q less
+often. There dP is made in two halves, one after the other, as registers do not hold all of S and dP.
 
 The ring of dO has two stages: a warpgroup's own blocks are always in the same one. A buffer of P and dS is free again
 when the dO of the block after next is there, since its producer waits for all products that read them.
@@ -32,7 +33,7 @@ from cutlass.cute.nvgpu import warpgroup
 from jax_fa4.kernels.common import backward, copies, dq_order, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd import epilogue, keys
-from jax_fa4.kernels.sm90.bwd.fragments import begin, clear, end
+from jax_fa4.kernels.sm90.bwd.fragments import begin, end
 from jax_fa4.kernels.sm90.bwd.layouts import as_left_operand, multiply
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit
 from jax_fa4.kernels.sm90.bwd.rows import Consumer, scores_fragment, statistics
@@ -73,7 +74,8 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         heads = keys.heads_of(kernel, tile)
         steps = key_tiles.steps(kernel, g, dims, tile)
         count = steps.count(heads)
-        clear(consumer)
+        for part in consumer.sums:
+            part.accumulator.fill(0.0)
         if count > 0:
             work = Work(consumer, steps, tile, dq_order.Order(kernel, g, steps, tile, key_schedule.blocks))
             place = key_tiles.first(steps, tile.head * heads, heads)
@@ -90,8 +92,8 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
                 place = key_tiles.following(steps, place)
             if done + 2 * pairs < count:
                 other = Block.make(consumer, steps_done + count - 1)
-                issue_dv(consumer, other)
-                issue_dk(consumer, other)
+                for part in consumer.sums:
+                    add_block(consumer, part, other)
                 finish_other(consumer, other)
             end(consumer, tiles_done)
             tiles_done += 1
@@ -105,39 +107,42 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
 def step(work, place, number, search, first: cutlass.Constexpr[bool]):
     """A block of this warpgroup's own, and the other's before it unless this is the tile's `first`."""
     consumer = work.consumer
-    kernel, o, pipes = consumer.kernel, consumer.operands, consumer.pipes
-    plan, own, other = consumer.plan, Block.make(consumer, number), Block.make(consumer, number - 1)
-    size = plan.block_k // (2 * plan.score_parts)  # of a part's fragment: 64 rows, 128 threads
-    ds = cute.make_rmem_tensor(((2, 2, size * plan.score_parts // 4), 1, 1), kernel.dtype)
+    kernel, o, pipes, plan = consumer.kernel, consumer.operands, consumer.pipes, consumer.plan
+    own, other = Block.make(consumer, number), Block.make(consumer, number - 1)
+    ds = cute.make_rmem_tensor(((2, 2, plan.block_k // 8), 1, 1), kernel.dtype)
+    scores = cute.make_rmem_tensor(ds.shape, Float32)
+    fragment = scores_fragment(consumer, scores, place, work.tile)
+    sums, parts = () if first else consumer.sums, plan.dp_parts
+    early = sums[:-1] if parts > 1 else sums
     pipes.q.consumer_wait(own.q)
-    for part in cutlass.range_constexpr(plan.score_parts):
-        begins, ends = part == 0, part == plan.score_parts - 1
-        behind = 2 if begins and not first else 0  # groups of products issued after those of this part
-        scores = cute.make_rmem_tensor(((2, 2, size // 4), 1, 1), Float32)
-        dp = cute.make_rmem_tensor(scores.shape, Float32)
-        fragment = scores_fragment(consumer, scores, place, work.tile, part)
-        issue_scores(consumer, scores, o.scores_q, o.scores_k, own.q, part)
-        if cutlass.const_expr(begins):
-            pipes.do.consumer_wait(own.do)
-        issue_scores(consumer, dp, o.dp_do, o.dp_v, own.do, part)
-        if cutlass.const_expr(begins and not first):
-            issue_dv(consumer, other)
-            issue_dk(consumer, other)
-        lse = statistics(consumer, consumer.shared.lse, own.q.index)
-        delta = statistics(consumer, consumer.shared.delta, own.do.index)
-        warpgroup.wait_group(behind + 1)
-        slopes = backward.slopes_like(kernel.spec, scores)
-        backward.apply_score_mods(kernel.spec, fragment, work.steps.geometry, consumer.g, slopes)
-        if place.masked:
-            backward.apply_mask(kernel.spec, fragment, work.steps.geometry, consumer.g)
-        backward.probabilities(fragment, lse, kernel.scale_log2)
-        store_part(consumer, scores, consumer.p_target, own.do, part, cute.make_rmem_tensor(scores.shape, kernel.dtype))
-        if cutlass.const_expr(ends):
-            publish(pipes.p, own.do)
+    multiply(consumer.products.scores, scores, o.scores_q[None, None, None, own.q.index], o.scores_k, False)
+    pipes.do.consumer_wait(own.do)
+    dp = issue_dp(consumer, own, 0)
+    for part in early:
+        add_block(consumer, part, other)
+    lse = statistics(consumer, consumer.shared.lse, own.q.index)
+    delta = statistics(consumer, consumer.shared.delta, own.do.index)
+    warpgroup.wait_group(len(early) + 1)
+    slopes = backward.slopes_like(kernel.spec, scores)
+    backward.apply_score_mods(kernel.spec, fragment, work.steps.geometry, consumer.g, slopes)
+    if place.masked:
+        backward.apply_mask(kernel.spec, fragment, work.steps.geometry, consumer.g)
+    backward.probabilities(fragment, lse, kernel.scale_log2)
+    for part in cutlass.range_constexpr(parts):
+        values = part_of(scores, part, dp)
+        store_part(consumer, values, consumer.p_target, own.do, part, cute.make_rmem_tensor(dp.shape, kernel.dtype))
+    publish(pipes.p, own.do)
+    behind = len(early)
+    for part in cutlass.range_constexpr(parts):
         warpgroup.wait_group(behind)
-        backward.score_gradients(fragment, dp, delta, slopes)
-        rounded = cute.make_tensor(ds.iterator + part * size, cute.make_layout(scores.shape))
-        store_part(consumer, dp, consumer.ds_target, own.do, part, rounded)
+        values = dataclasses.replace(fragment, values=part_of(scores, part, dp))
+        backward.score_gradients(values, dp, delta, None if slopes is None else part_of(slopes, part, dp))
+        store_part(consumer, dp, consumer.ds_target, own.do, part, part_of(ds, part, dp))
+        if cutlass.const_expr(part + 1 < parts):
+            dp = issue_dp(consumer, own, part + 1)
+            for late in sums[len(early) :]:
+                add_block(consumer, late, other)
+            behind = len(sums) - len(early)
     publish(pipes.ds, own.do)
     if cutlass.const_expr(not first):
         finish_other(consumer, other)
@@ -146,31 +151,33 @@ def step(work, place, number, search, first: cutlass.Constexpr[bool]):
     return search
 
 
-def finish_step(work, place, own, ds: cute.Tensor) -> None:
-    """dV, dK and dQ of a warpgroup's own block, whose dS is in its registers too.
+def part_of(values: cute.Tensor, part: int, like: cute.Tensor) -> cute.Tensor:
+    """A part of the keys of a fragment of the scores."""
+    return cute.make_tensor(values.iterator + part * cute.size(like), cute.make_layout(like.shape))
 
-    The assembler serialises all products if a slice of dQ is read while another, or dK, runs.
+
+def finish_step(work, place, own, ds: cute.Tensor) -> None:
+    """dQ of a warpgroup's own block, whose dS is in its registers too, and its shares of dV and dK.
+
+    A slice of dQ is added to memory while what was issued after it runs. The assembler serialises all products unless
+    the first slice goes before dV and dK, and a wait, be it for nothing, stands between an issue and such an addition.
     """
-    consumer, plan = work.consumer, work.consumer.plan
-    if not plan.dq_early:
-        issue_dv(consumer, own)
-        issue_dk(consumer, own)
-    for part in range(max(plan.dq_slices, 2)):
-        if plan.dq_early and part < 2:
-            (issue_dv, issue_dk)[part](consumer, own)
-        dq = issue_dq(consumer, ds, part) if part < plan.dq_slices else None
-        if not plan.dq_early and part == 0:
-            warpgroup.wait_group(2)
+    consumer, slices = work.consumer, work.consumer.plan.dq_slices
+    dq, behind = issue_dq(consumer, ds, 0), len(consumer.sums)
+    for part in consumer.sums[::-1]:
+        add_block(consumer, part, own)
+    for i in range(slices):
+        warpgroup.wait_group(behind)
+        last = i + 1 == slices
+        following = None if last else issue_dq(consumer, ds, i + 1)
+        running = behind + (not last)
+        warpgroup.wait_group(running)
+        add_dq(work, place, dq, i)
+        if i == 0:
+            warpgroup.wait_group(running - behind)
             release(consumer.pipes.do, own.do)
-            warpgroup.wait_group(1)
             release(consumer.pipes.q, own.q)
-        warpgroup.wait_group(0)
-        if dq is not None:
-            add_dq(work, place, dq, part)
-        if plan.dq_early and part == 0:
-            release(consumer.pipes.do, own.do)
-        if plan.dq_early and part == 1:
-            release(consumer.pipes.q, own.q)
+        dq, behind = following, 0
     pass_turn(work, place)
 
 
@@ -184,32 +191,31 @@ def finish_other(consumer, other) -> None:
     release(consumer.pipes.q, other.q)
 
 
-def issue_scores(consumer, scores: cute.Tensor, rows, keys, state, part: int) -> None:
-    """A part of S = Q K^T, or of dP = dO V^T."""
-    b = column_tile(keys, part)
-    multiply(consumer.products.scores, scores, rows[None, None, None, state.index], b, False)
+def issue_dp(consumer, block, part: int) -> cute.Tensor:
+    """A part of dP = dO V^T."""
+    plan, operands, product = consumer.plan, consumer.operands, consumer.products.dp
+    dp = cute.make_rmem_tensor(product.partition_shape_C((plan.block_q, plan.block_k // plan.dp_parts)), Float32)
+    rows = operands.dp_do[None, None, None, block.do.index]
+    multiply(product, dp, rows, column_tile(operands.dp_v, part), False)
+    return dp
 
 
-def issue_dv(consumer, block) -> None:
-    """dV += P^T dO of a block, or its transpose, when its P is there."""
-    consumer.pipes.p.consumer_wait(block.do)
-    stages = block.do.index, block.do.index
-    _accumulate(consumer, consumer.products.dv, consumer.operands.dv, consumer.operands.dv_operands, stages)
+def add_block(consumer, part, block) -> None:
+    """Adds a block to one of the sums, when its P or dS is there."""
+    wait(consumer, part.share.outputs, block)
+    part.issue(consumer, block)
 
 
-def issue_dk(consumer, block) -> None:
-    """dK += dS^T Q of a block, or its transpose, when its dS is there."""
-    consumer.pipes.ds.consumer_wait(block.do)
-    stages = block.do.index, block.q.index
-    _accumulate(consumer, consumer.products.dk, consumer.operands.dk, consumer.operands.dk_operands, stages)
-
-
-def _accumulate(consumer, product, accumulator: cute.Tensor, operands, stages) -> None:
-    """Accumulates a product of two operands in these stages: of P or dS, and of dO or Q."""
-    if consumer.plan.dkv_transposed:
-        stages = stages[::-1]
-    a, b = (operand[None, None, None, stage] for operand, stage in zip(operands, stages, strict=True))
-    multiply(product, accumulator, a, b, True)
+@cute.jit
+def wait(consumer, outputs: cutlass.Constexpr, block):
+    """Waits for P of a block if this warpgroup makes dV, for dS if dK."""
+    rings = {"dv": consumer.pipes.p, "dk": consumer.pipes.ds}
+    if cutlass.const_expr(outputs[0] == outputs[1]):
+        rings[outputs[0]].consumer_wait(block.do)
+    elif consumer.warpgroup == 0:
+        rings[outputs[0]].consumer_wait(block.do)
+    else:
+        rings[outputs[1]].consumer_wait(block.do)
 
 
 def column_tile(operand, tile: int):
