@@ -113,6 +113,14 @@ class BackwardPlan:
         return self.k_stages > 1
 
     @property
+    def holds_dq(self) -> bool:
+        """Whether a wide plan adds a step's last slice of dQ when the next step's S is under way.
+
+        With two buffers of Q it would wait for Q first. Of a single slice, all is added beside dV and dK.
+        """
+        return self.wide and self.q_stages > 2 and self.dq_slices > 1
+
+    @property
     def zeroes_ahead(self) -> bool:
         """Whether a spare warp zeroes sums of dQ (see `dq_zeros`) instead of a kernel beforehand."""
         return self.wide or self.carries_dq  # with 80 query rows it does not pay
@@ -278,8 +286,8 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         rows = 2 * SHORT_ROWS if is_causal(spec.mask) and spec.group == 1 else SHORT_ROWS
         return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
     if tile_d + tile_e <= 320:
-        wide = plan(64, 96, ds_stages=2, piece_costs=None)  # 1 to 2 % slower with the code to cut tiles
+        wide = plan(64, 96, ds_stages=2, l2_bytes=16 << 20, piece_costs=None)  # 1 to 2 % slower with code to cut tiles
     else:
-        wide = plan(64, 64, ds_stages=2)
+        wide = plan(64, 64, ds_stages=2, l2_bytes=16 << 20)
     fits = wide.shared_bytes + wide.q_stage_bytes <= SHARED_BYTES
     return replace(wide, q_stages=3) if fits else wide

@@ -10,6 +10,7 @@ products keep the tensor cores busy. A step of the loop, for a warpgroup's own b
     P(j) = exp2(S - LSE), into shared memory        while the others run
     dS(j), into shared memory
     dQ = dS K of j in slices, each added to global memory while what comes after it runs: the first, dK, dV, the others
+    (where Q has three buffers, the last slice is added while the next own block's S runs)
 
 With 64 keys one warpgroup makes dV, the other dK, if these are equally wide. 96 keys are not whole tiles of 64 rows:
 dK^T and dV^T are made instead, whose rows are head dims and whose columns are keys. Each warpgroup makes as many whole
@@ -44,12 +45,13 @@ STAGES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a step needs to know of the tile."""
+    """What a step needs to know of the tile, and registers for a slice of dQ that it leaves to the next step to add."""
 
     consumer: Any
     steps: Any
     tile: Any
     order: Any
+    held: cute.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,7 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
     """All tiles of this block."""
     consumer = Consumer(kernel, products, shared, pipes, g, dims)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
+    held = dq_fragment(consumer) if kernel.plan.holds_dq and not kernel.spec.deterministic else None
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
         heads = keys.heads_of(kernel, tile)
@@ -77,24 +80,25 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         for part in consumer.sums:
             part.accumulator.fill(0.0)
         if count > 0:
-            work = Work(consumer, steps, tile, dq_order.Order(kernel, g, steps, tile, key_schedule.blocks))
+            work = Work(consumer, steps, tile, dq_order.Order(kernel, g, steps, tile, key_schedule.blocks), held)
             place = key_tiles.first(steps, tile.head * heads, heads)
-            search, done = work.order.begin(place), Int32(0)
+            search, done, left = work.order.begin(place), Int32(0), (Int32(-1), place.head)
             begin(consumer, tiles_done)
             if (steps_done + consumer.warpgroup) % 2 == 0:  # the first block is this warpgroup's own
-                search = step(work, place, steps_done, search, True)
+                search, left = step(work, place, steps_done, search, left, True)
                 place = key_tiles.following(steps, place)
                 done += 1
             pairs = (count - done) // 2
             for pair in cutlass.range(pairs, unroll=1):
                 place = key_tiles.following(steps, place)
-                search = step(work, place, steps_done + done + 2 * pair + 1, search, False)
+                search, left = step(work, place, steps_done + done + 2 * pair + 1, search, left, False)
                 place = key_tiles.following(steps, place)
             if done + 2 * pairs < count:
                 other = Block.make(consumer, steps_done + count - 1)
                 for part in consumer.sums:
                     add_block(consumer, part, other)
                 finish_other(consumer, other)
+            add_held(work, left)
             end(consumer, tiles_done)
             tiles_done += 1
             steps_done += count
@@ -104,8 +108,11 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
 
 
 @cute.jit
-def step(work, place, number, search, first: cutlass.Constexpr[bool]):
-    """A block of this warpgroup's own, and the other's before it unless this is the tile's `first`."""
+def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
+    """A block of this warpgroup's own, and the other's before it unless this is the tile's `first`.
+
+    `left` says of which (block, head) this warpgroup still holds a slice of dQ; a block under 0 means none.
+    """
     consumer = work.consumer
     kernel, o, pipes, plan = consumer.kernel, consumer.operands, consumer.pipes, consumer.plan
     own, other = Block.make(consumer, number), Block.make(consumer, number - 1)
@@ -116,6 +123,9 @@ def step(work, place, number, search, first: cutlass.Constexpr[bool]):
     early = sums[:-1] if parts > 1 else sums
     pipes.q.consumer_wait(own.q)
     multiply(consumer.products.scores, scores, o.scores_q[None, None, None, own.q.index], o.scores_k, False)
+    if cutlass.const_expr(work.held is not None and not first):
+        warpgroup.wait_group(1)
+        add_held(work, left)
     pipes.do.consumer_wait(own.do)
     dp = issue_dp(consumer, own, 0)
     for part in early:
@@ -148,7 +158,7 @@ def step(work, place, number, search, first: cutlass.Constexpr[bool]):
         finish_other(consumer, other)
     search = take_turn(work, place, search)
     finish_step(work, place, own, as_left_operand(ds))
-    return search
+    return search, (place.block, place.head)
 
 
 def part_of(values: cute.Tensor, part: int, like: cute.Tensor) -> cute.Tensor:
@@ -169,10 +179,11 @@ def finish_step(work, place, own, ds: cute.Tensor) -> None:
     for i in range(slices):
         warpgroup.wait_group(behind)
         last = i + 1 == slices
-        following = None if last else issue_dq(consumer, ds, i + 1)
+        following = None if last else issue_dq(consumer, ds, i + 1, work.held if i + 2 == slices else None)
         running = behind + (not last)
         warpgroup.wait_group(running)
-        add_dq(work, place, dq, i)
+        if dq is not work.held:
+            add_dq(work, place.block, place.head, dq, i)
         if i == 0:
             warpgroup.wait_group(running - behind)
             release(consumer.pipes.do, own.do)
@@ -225,22 +236,36 @@ def column_tile(operand, tile: int):
     return cute.make_tensor(chosen.iterator, cute.select(layout, mode=[0, 2, 1]))
 
 
-def issue_dq(consumer, ds: cute.Tensor, part: int) -> cute.Tensor:
-    """One slice of dQ = dS K, by dS in registers."""
+def dq_fragment(consumer) -> cute.Tensor:
+    """Registers for a slice of dQ."""
     plan, product = consumer.plan, consumer.products.dq
-    dq = cute.make_rmem_tensor(product.partition_shape_C((plan.block_q, plan.tile_d // plan.dq_slices)), Float32)
-    multiply(product, dq, ds, column_tile(consumer.operands.dq_k, part), False)
+    return cute.make_rmem_tensor(product.partition_shape_C((plan.block_q, plan.tile_d // plan.dq_slices)), Float32)
+
+
+def issue_dq(consumer, ds: cute.Tensor, part: int, dq: cute.Tensor | None = None) -> cute.Tensor:
+    """One slice of dQ = dS K, by dS in registers."""
+    dq = dq_fragment(consumer) if dq is None else dq
+    multiply(consumer.products.dq, dq, ds, column_tile(consumer.operands.dq_k, part), False)
     return dq
 
 
-def add_dq(work, place, dq: cute.Tensor, part: int) -> None:
+def add_dq(work, block: Int32, head: Int32, dq: cute.Tensor, part: int) -> None:
     """Adds a slice of dQ to the accumulator, four registers of each thread at a time."""
     consumer, size = work.consumer, cute.size(dq)
-    tile = copies.address(consumer.g.dq_accumulator, work.tile.batch, place.head, place.block, 0)
+    tile = copies.address(consumer.g.dq_accumulator, work.tile.batch, head, block, 0)
     address = tile.toint() + (part * size * 128 + 4 * consumer.thread) * 4
     for i in range(0, size, 4):
         copies.add_float32(address + i * 128 * 4, [dq[i + j] for j in range(4)])
     cute.arch.sync_warp()  # or the assembler puts off the additions, and registers do not suffice for all slices
+
+
+@cute.jit
+def add_held(work, left):
+    """Adds the slice of dQ that this warpgroup's step before left, if there was one in this tile."""
+    if cutlass.const_expr(work.held is not None):
+        block, head = left
+        if block >= 0:
+            add_dq(work, block, head, work.held, work.consumer.plan.dq_slices - 1)
 
 
 def store_part(consumer, values: cute.Tensor, target: cute.Tensor, state, part: int, rounded: cute.Tensor) -> None:
