@@ -11,7 +11,7 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 
 from jax_fa4.kernels.common import abi, key_tiles
 
@@ -61,8 +61,8 @@ def ahead(schedule, workers: Int32) -> Int32:
 
 
 @cute.jit
-def run(kernel, shared, pipes, g, dims, schedule):
-    """A warp: the shares of all tiles of this block."""
+def run(kernel, shared, pipes, g, dims, schedule, rounding=None):
+    """A warp: the shares of all tiles of this block. In between it does some of the work of `rounding`, if given."""
     sums, tiles, far = g.dq_accumulator, per_section(schedule), ahead(schedule, dims.sm_count)
     total = Int64(dims.B) * dims.H * sums.shape[2] * kernel.plan.dq_floats
     per_head = total // (schedule.heads * schedule.batch)
@@ -71,6 +71,7 @@ def run(kernel, shared, pipes, g, dims, schedule):
     zeros = cute.make_rmem_tensor((VECTOR,), Float32)
     zeros.fill(0.0)
     lane, number, turn = cute.arch.lane_idx(), cute.arch.block_idx()[0], Int32(0)
+    rounded, done = Int32(0), Boolean(False)
     while number < schedule.count:
         section = number // tiles
         begin = (section + far) * section_floats
@@ -83,6 +84,8 @@ def run(kernel, shared, pipes, g, dims, schedule):
             if lane == 0:
                 counter = g.dq_zeroed.iterator + (section + far)
                 cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+        if cutlass.const_expr(rounding is not None):
+            rounded, done = rounding.until_number(turn, rounded, done)
         number = key_tiles.receive(pipes, shared, turn)
         turn += 1
 

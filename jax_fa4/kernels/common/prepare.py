@@ -32,6 +32,10 @@ def prepare(
             clear(g.dq_accumulator[batch, head, block, None], thread, floats)
         if thread + block == 0:
             g.dq_zeroed[batch, head] = cutlass.select_(number < beforehand.sections, beforehand.shares, Int32(0))
+    if cutlass.const_expr(hasattr(g, "dq_drawn")):
+        if thread + block == 0:
+            g.dq_done[batch, head] = Int32(0)
+            g.dq_drawn[batch, head] = Int32(0)
     if thread < rows:
         row = block * rows + thread
         lse_log2, delta = Float32(-softmax.NEG_INF), Float32(0.0)

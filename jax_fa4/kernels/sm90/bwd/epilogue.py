@@ -98,7 +98,7 @@ def write(consumer, accumulator: cute.Tensor, target: Target, tile) -> None:
         exists = Boolean(key < target.keys)
         address = target.head + Int64(key) * target.row_bytes + target.column * size
         values = [accumulator[4 * i + 2 * row + pair] * target.scale for i in range(groups) for pair in range(2)]
-        store = _add_float32 if adds else _store_float32 if size == 4 else _store_16bit
+        store = _add_float32 if adds else store_row
         store(address, values, consumer.quad_lane, exists, target.columns - target.column, target.dtype)
 
 
@@ -155,6 +155,12 @@ def _add_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) 
             read_only_args=[address + 32 * i + quad * 8, *values[2 * i : 2 * i + 2]],
             predicate=exists & (8 * i < columns),
         )
+
+
+def store_row(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:
+    """Stores a thread's part of a row at a byte address: two neighbouring values of each 8, of the `columns` left."""
+    store = _store_float32 if dtype.width == 32 else _store_16bit
+    store(address, values, quad, exists, columns, dtype)
 
 
 def _store_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:

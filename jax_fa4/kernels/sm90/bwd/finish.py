@@ -14,8 +14,26 @@ def finish(
     dq: cute.Tensor,
     plan: cutlass.Constexpr,
     scale: cutlass.Constexpr[float],
+    drawn=None,
 ):
-    """One tile of dQ; as many threads as the consumers that made it, each with the registers that it had there."""
+    """One tile of dQ, unless the main kernel has rounded it: (shares of each section, of how many) are `drawn`.
+
+    As many threads as the consumers that made it, each with the registers that it had there.
+    """
+    if cutlass.const_expr(drawn is None):
+        _finish(product, dq_accumulator, dq, plan, scale)
+    else:
+        _, heads, blocks, _ = dq_accumulator.shape
+        block, head, batch = cute.arch.block_idx()
+        last = ((batch * heads + head) * blocks + block + 1) * plan.dq_parts - 1
+        section = last // drawn[1]
+        if last - section * drawn[1] >= (drawn[0].iterator + section).load():
+            _finish(product, dq_accumulator, dq, plan, scale)
+
+
+@cute.jit
+def _finish(product, dq_accumulator: cute.Tensor, dq: cute.Tensor, plan: cutlass.Constexpr,
+            scale: cutlass.Constexpr[float]):  # fmt: skip
     block, head, batch = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
     rows, columns, parts = plan.block_q, plan.dq_columns, plan.dq_parts

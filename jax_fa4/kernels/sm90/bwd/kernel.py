@@ -24,7 +24,7 @@ from jax_fa4.kernels.common.by_length import launch_by_length
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
-from jax_fa4.kernels.sm90.bwd import consumer, keys, load, pieces, store, wide
+from jax_fa4.kernels.sm90.bwd import consumer, keys, load, pieces, rounding, store, wide
 from jax_fa4.kernels.sm90.bwd.finish import finish
 from jax_fa4.kernels.sm90.bwd.layouts import Products, Shared
 from jax_fa4.kernels.sm90.bwd.pipes import Pipes
@@ -90,14 +90,16 @@ class Backward:
             keys.launch_clear(g, stream)
         if segments.in_mask(spec.mask):
             segments.launch_bounds(g, dims, plan.block_q, plan.block_k, stream)
-        self.main(self.loads(g), products, copy.copy(g), dims, key_schedule).launch(
+        sections = rounding.Sections.make(key_schedule, plan, dims) if plan.rounds_behind else None
+        self.main(self.loads(g), products, copy.copy(g), dims, key_schedule, sections).launch(
             grid=(self.blocks(dims, key_schedule), 1, 1), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
         )
         if plan.tile_heads < spec.group:
             keys.launch_round(g, stream)
         elif plan.piece_costs:
             pieces.launch(g.dk_slabs, g.dk, g.dv_slabs, g.dv, key_schedule, stream)
-        finish(products.dq, g.dq_accumulator, g.dq, plan, spec.scale).launch(
+        drawn = (g.dq_drawn, sections.shares) if plan.rounds_behind else None
+        finish(products.dq, g.dq_accumulator, g.dq, plan, spec.scale, drawn).launch(
             grid=(row_blocks, dims.H, dims.B), block=(128 * plan.dq_parts, 1, 1), stream=stream
         )
 
@@ -121,7 +123,7 @@ class Backward:
         )  # fmt: skip
 
     @cute.kernel
-    def main(self, loads: Loads, products: Products, g, dims, key_schedule):
+    def main(self, loads: Loads, products: Products, g, dims, key_schedule, sections):
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0:
@@ -135,9 +137,13 @@ class Backward:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == 0:
                 load.run(self, loads, shared, pipes, g, dims, key_schedule)
+            behind = rounding.Rounding(self, pipes, g, key_schedule, sections) if plan.rounds_behind else None
+            if cutlass.const_expr(plan.rounds_behind):
+                if warp == 2:
+                    rounding.run(behind, shared)
             if cutlass.const_expr(plan.zeroes_ahead):
                 if warp == 3:
-                    dq_zeros.run(self, shared, pipes, g, dims, key_schedule)
+                    dq_zeros.run(self, shared, pipes, g, dims, key_schedule, behind)
             if cutlass.const_expr(not plan.wide):
                 if warp == 1:
                     store.run(self, shared, pipes, g, dims, key_schedule)
@@ -158,6 +164,8 @@ def _scratch(spec, plan: BackwardPlan, fewest: int, most: int) -> tuple[abi.Buff
         abi.scratch("tile_counter", "int32", (1,)),
     )
     buffers += dq_zeros.scratch()
+    if (plan.short or plan).rounds_behind:
+        buffers += rounding.scratch()
     if plan.tile_heads < spec.group:
         buffers += keys.scratch(spec)
     elif plan.piece_costs:

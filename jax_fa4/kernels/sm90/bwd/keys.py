@@ -15,6 +15,9 @@ from jax_fa4.kernels.common import abi, key_tiles, softmax
 THREADS = 256
 VECTOR = 8
 
+PAIR_BYTES = 16 << 20
+"""Of the rows of two query heads in one tile; where they have more, they stay apart."""
+
 
 def scratch(spec) -> tuple[abi.Buffer, ...]:
     """The sums."""
@@ -25,12 +28,12 @@ def scratch(spec) -> tuple[abi.Buffer, ...]:
 
 
 def tile_heads(plan, dims) -> Int32 | int:
-    """How many query heads a tile has: two where half the L2 share holds them, and tiles are many, for fewer sums."""
+    """How many query heads a tile has: two where the L2 cache holds them well, and tiles are many, for fewer sums."""
     if not plan.pairs_heads:
         return plan.tile_heads
     pairs = dims.B * (dims.H // 2) * ((dims.T + (plan.block_k - 1)) // plan.block_k)
     row_bytes = key_tiles.row_bytes(plan, 2)
-    paired = Boolean(dims.S <= plan.l2_bytes // 2 // row_bytes) & Boolean(pairs >= 4 * dims.sm_count)
+    paired = Boolean(dims.S <= PAIR_BYTES // row_bytes) & Boolean(pairs >= 4 * dims.sm_count)
     return Int32(cutlass.select_(paired, 2, 1))
 
 

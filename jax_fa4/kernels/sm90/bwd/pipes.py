@@ -50,7 +50,7 @@ class Pipes:
     def make(cls, plan) -> Pipes:
         p = plan
         warps = 4 * p.consumers
-        readers = warps + (0 if p.wide else 1) + p.zeroes_ahead  # the store warp, and the one that zeroes
+        readers = warps + (0 if p.wide else 1) + p.zeroes_ahead + p.rounds_behind  # with spare warps
         fillers = 4 if p.wide else warps
         barriers = cutlass.utils.SmemAllocator().allocate_array(
             Int64, 2 * (p.q_stages + p.do_stages + p.k_stages + 1 + 2 * p.ds_stages + NUMBER_STAGES)

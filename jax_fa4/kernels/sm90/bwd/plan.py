@@ -126,6 +126,11 @@ class BackwardPlan:
         return self.wide or self.carries_dq  # with 80 query rows it does not pay
 
     @property
+    def rounds_behind(self) -> bool:
+        """Whether spare warps round dQ (see `rounding`), and a kernel afterwards only what they leave."""
+        return self.carries_dq
+
+    @property
     def threads(self) -> int:
         return 128 * (1 + self.consumers)
 
@@ -187,6 +192,21 @@ class BackwardPlan:
     def dq_floats(self) -> int:
         """Elements of one tile of the dQ accumulator."""
         return self.block_q * self.dq_columns
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of a consumer warpgroup's part of dQ of a step."""
+        return self.block_q // self.dq_parts if self.dq_by_rows else self.block_q
+
+    @property
+    def part_columns(self) -> int:
+        """Columns of such a part."""
+        return self.dq_columns if self.dq_by_rows else self.dq_columns // self.dq_parts
+
+    @property
+    def part_floats(self) -> int:
+        """Elements of such a part."""
+        return self.dq_floats // self.dq_parts
 
     @property
     def panel_k(self) -> int:
@@ -272,7 +292,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         return BackwardPlan(block_q, block_k, **(common | rest))
 
     if largest <= 64:
-        return plan(128, 128, ds_stages=2, k_stages=2)
+        return plan(128, 128, ds_stages=2, k_stages=2, l2_bytes=16 << 20)
     if largest <= 128:
         narrow = plan(64, 128)
         if tile_d < 128 or not is_simple(spec):
@@ -280,7 +300,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         if spec.head_dim <= 96:
             small = spec.value_head_dim <= 96
             return plan(96 if small else 80, 128, tile_d=96, tile_e=96 if small else tile_e, ds_stages=2)
-        short = plan(64, 128, ds_stages=2, k_stages=2)
+        short = plan(64, 128, ds_stages=2, k_stages=2, l2_bytes=16 << 20)
         if _window_rows(spec.mask) <= SHORT_ROWS:
             return short
         rows = 2 * SHORT_ROWS if is_causal(spec.mask) and spec.group == 1 else SHORT_ROWS
