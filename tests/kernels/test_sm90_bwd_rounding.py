@@ -21,11 +21,11 @@ from jax_fa4.kernels.sm90.bwd.kernel import Backward  # noqa: E402
 class Problem:
     """A case, its kernel with a head in each section, and arrays to run it on."""
 
-    def __init__(self, name: str, sizes: dict, **changes):
+    def __init__(self, name: str, sizes: dict, rounded_rows: int | None = 8192, **changes):
         self.case = CASES[name].resized(**({"B": 2} | sizes))
         spec, self.operands = make_spec(Arguments(**self.case.make(7)))
         self.spec = dataclasses.replace(spec, **changes)
-        plan = dataclasses.replace(backward_plan(self.spec), l2_bytes=1)
+        plan = dataclasses.replace(backward_plan(self.spec), l2_bytes=1, rounded_rows=rounded_rows)
         if plan.short:
             plan = dataclasses.replace(plan, short=dataclasses.replace(plan.short, l2_bytes=1))
         self.artifact = compile.compile_kernel(Backward(self.spec, plan), ARCH)
@@ -58,6 +58,7 @@ FORMS = [
     ("full", {"S": 150, "T": 300, "D": 120, "E": 128}, {"float32_out": True}),
     ("mqa", {"S": 150, "T": 300}, {}),
     ("segments", {"S": 150, "T": 300}, {}),
+    ("window", {"S": 300, "T": 300}, {}),
     ("lengths-window-sinks", {"S": 300, "T": 300}, {}),
     ("cross-causal", {"S": 700, "T": 130}, {}),  # tiles without steps
 ]
@@ -74,6 +75,11 @@ def test_dq_is_rounded_while_later_heads_are_worked_on(name, sizes, changes, sof
         assert wrong == []
         drawn = max(drawn, shares)
     assert drawn > problem.case.shape.B
+
+
+def test_long_tiles_are_left_to_the_kernel_afterwards(software_gpu):
+    problem = Problem("causal", {"S": 150, "T": 300}, rounded_rows=149)
+    assert problem.run(0, 2) == ([], 0)
 
 
 @pytest.mark.slow

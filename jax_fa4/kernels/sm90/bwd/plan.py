@@ -63,6 +63,8 @@ class BackwardPlan:
         more tiles and of less unequal length, and they are summed in global memory (see `keys`).
       pairs_heads: whether a tile has two of them instead of one where tiles are many, and two heads small enough.
       piece_costs: by what tiles are cut along their steps; None: they never are.
+      rounded_rows: up to so many query rows spare warps round dQ, if they do (see `rounds_behind`); with more, tiles
+        are so long that it does not pay. None: always, as under a window.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
     """
 
@@ -77,6 +79,7 @@ class BackwardPlan:
     tile_heads: int = 1
     pairs_heads: bool = False
     piece_costs: PieceCosts | None = None
+    rounded_rows: int | None = 8192
     l2_bytes: int = 32 << 20
     short: BackwardPlan | None = None
     short_rows: int = 0
@@ -283,6 +286,8 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     largest = max(tile_d, tile_e)
     common = {"tile_d": tile_d, "tile_e": tile_e, "piece_costs": _piece_costs(spec.mask)}
+    if _window_rows(spec.mask) <= SHORT_ROWS:
+        common["rounded_rows"] = None
     if spec.deterministic:
         common["tile_heads"] = spec.group
     elif spec.group % 2 == 0:

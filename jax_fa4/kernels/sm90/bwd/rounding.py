@@ -21,9 +21,6 @@ from jax_fa4.kernels.sm90.bwd import epilogue
 NAP_NS = 1000
 """Between two looks whether a section is done."""
 
-MOST_ROWS = 8192
-"""Query rows of a head: with more, tiles are so long that it does not pay."""
-
 
 def scratch() -> tuple[abi.Buffer, ...]:
     """For each section, of which there are no more than heads: how many tiles are done, and how many shares drawn."""
@@ -46,7 +43,9 @@ class Sections:
         shares = schedule.section_heads * (dims.H // schedule.heads) * row_blocks * plan.dq_parts
         whole = getattr(schedule, "whole", schedule.count)
         count = whole // cutlass.max(dq_zeros.per_section(schedule), 1)
-        return cls(Int32(cutlass.select_(dims.S > MOST_ROWS, 0, count)), shares)
+        if plan.rounded_rows is not None:
+            count = Int32(cutlass.select_(dims.S > plan.rounded_rows, 0, count))
+        return cls(count, shares)
 
 
 def section(schedule, tile) -> Int32:
