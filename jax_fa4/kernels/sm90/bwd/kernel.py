@@ -3,7 +3,8 @@
 A block owns a tile of keys and loops over the blocks of queries that see it (`key_tiles`). One warp loads (`load`), one
 adds dQ to a float32 accumulator in global memory (`store`), and each consumer warpgroup owns 64 keys
 (`consumer`), whose dK and dV stay in its registers. Where heads are wide, warpgroups share dK and dV, take turns with
-the blocks of queries, and add dQ themselves (`wide`). Two small kernels go before and after (`prepare`, `finish`).
+the blocks of queries, and add dQ themselves (`wide`). Two small kernels go before and after (`prepare`, `finish`);
+spare warps of the main one do what they can of their work meanwhile (`dq_zeros`, `rounding`).
 Recomputing P from LSE and the five products are those of FlashAttention-2 (Dao, 2023); keys as rows of the scores, so
 that P and dS need not pass through shared memory for dV and dK, and the bulk reduction of dQ are FlashAttention-3's
 (Shah et al., 2024).
