@@ -110,16 +110,15 @@ def write_transposed(consumer, accumulator: cute.Tensor, target: Target, tile) -
     first = tile.block * plan.block_k + target.key
     for group in range(groups):
         key = first + 8 * group + (2 * consumer.quad_lane if wide else lane // 4)
-        for i in range(2 * tiles):
-            register = 2 * (i % 2) + 4 * (group + groups * (i // 2))
-            column = target.column + (64 * (i // 2) + 8 * (i % 2))
-            pair = [accumulator[register + j] * target.scale for j in range(2)]
+        for i in range(tiles):
+            registers = [4 * (group + groups * i) + j for j in range(4)]  # two keys of a column, of the eighth after it
+            values = [accumulator[register] * target.scale for register in registers]
+            column = target.column + 64 * i
             if wide:
-                for j in range(2):
-                    _write_float32(target, key + j, consumer.row + column, pair[j], adds)
+                for j, value in enumerate(values):
+                    _write_float32(target, key + j % 2, consumer.row + column + 8 * (j // 2), value, adds)
             else:
-                column += consumer.thread // 32 * 16 + 2 * consumer.quad_lane
-                _write_pair(target, key, column, pair, lane)
+                _write_16bit(target, key, column + consumer.thread // 32 * 16, values, lane)
 
 
 def _write_float32(target: Target, key: Int32, column: Int32, value, adds: bool) -> None:
@@ -134,15 +133,24 @@ def _write_float32(target: Target, key: Int32, column: Int32, value, adds: bool)
         copies.store_words(address, [value.bitcast(Uint32)], inside)
 
 
-def _write_pair(target: Target, key: Int32, column: Int32, pair, lane: Int32) -> None:
-    """Rounds a lane's two keys of one column, and writes its two columns of one key instead."""
-    source = cute.make_rmem_tensor((2,), Float32)
-    source[0], source[1] = pair
-    rounded = cute.make_rmem_tensor((2,), target.dtype)
+def _write_16bit(target: Target, key: Int32, first: Int32, values, lane: Int32) -> None:
+    """Rounds a lane's two keys of a column and of the eighth after it, and writes four columns of one key instead.
+
+    Four lanes fill a 32-byte sector with 16 columns from the `first` on.
+    """
+    source = cute.make_rmem_tensor((4,), Float32)
+    for i, value in enumerate(values):
+        source[i] = value
+    rounded = cute.make_rmem_tensor((4,), target.dtype)
     softmax.convert_pairs(source, rounded)
-    word = copies.transpose_matrix(cute.recast_tensor(rounded, Uint32)[0], lane)
+    words = cute.recast_tensor(rounded, Uint32)
+    low, high = (copies.transpose_matrix(words[i], lane) for i in range(2))  # two of columns 0 to 7, two of 8 to 15
+    odd = lane % 2 != 0
+    received = cute.arch.shuffle_sync_bfly(Uint32(cutlass.select_(odd, low, high)), offset=1)
+    pair = [Uint32(cutlass.select_(odd, received, low)), Uint32(cutlass.select_(odd, high, received))]
+    column = first + lane % 2 * 8 + lane % 4 // 2 * 4
     inside = Boolean(key < target.keys) & Boolean(column < target.columns)
-    copies.store_words(target.head + Int64(key) * target.row_bytes + column * 2, [word], inside)
+    copies.store_words(target.head + Int64(key) * target.row_bytes + column * 2, pair, inside)
 
 
 def _add_float32(address, values, quad: Int32, exists: Boolean, columns, dtype) -> None:

@@ -6,8 +6,9 @@ rows, so that dS is dQ's left operand without leaving the registers. Both then a
 of dV and dK, for which P and dS pass through shared memory. While one computes P and dS of its block, the other's
 products keep the tensor cores busy. A step of the loop, for a warpgroup's own block j:
 
-    issue S = Q K^T and dP = dO V^T of j, and the shares of dV += P^T dO and dK += dS^T Q of the other's block j - 1
+    issue S = Q K^T of j, the shares of dV += P^T dO and dK += dS^T Q of the other's block j - 1, and dP = dO V^T of j
     P(j) = exp2(S - LSE), into shared memory        while the others run
+    give the other's block back, as its products are done when dP is
     dS(j), into shared memory
     dQ = dS K of j in slices, each added to global memory while what comes after it runs: the first, dK, dV, the others
     (where Q has three buffers, the last slice is added while the next own block's S runs)
@@ -126,10 +127,10 @@ def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
     if cutlass.const_expr(work.held is not None and not first):
         warpgroup.wait_group(1)
         add_held(work, left)
-    pipes.do.consumer_wait(own.do)
-    dp = issue_dp(consumer, own, 0)
     for part in early:
         add_block(consumer, part, other)
+    pipes.do.consumer_wait(own.do)
+    dp = issue_dp(consumer, own, 0)
     lse = statistics(consumer, consumer.shared.lse, own.q.index)
     delta = statistics(consumer, consumer.shared.delta, own.do.index)
     warpgroup.wait_group(len(early) + 1)
@@ -142,20 +143,19 @@ def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
         values = part_of(scores, part, dp)
         store_part(consumer, values, consumer.p_target, own.do, part, cute.make_rmem_tensor(dp.shape, kernel.dtype))
     publish(pipes.p, own.do)
-    behind = len(early)
     for part in cutlass.range_constexpr(parts):
-        warpgroup.wait_group(behind)
+        if cutlass.const_expr(first or part + 1 < parts):
+            warpgroup.wait_group(0)
+        else:
+            finish_other(consumer, other)
         values = dataclasses.replace(fragment, values=part_of(scores, part, dp))
         backward.score_gradients(values, dp, delta, None if slopes is None else part_of(slopes, part, dp))
         store_part(consumer, dp, consumer.ds_target, own.do, part, part_of(ds, part, dp))
         if cutlass.const_expr(part + 1 < parts):
-            dp = issue_dp(consumer, own, part + 1)
             for late in sums[len(early) :]:
                 add_block(consumer, late, other)
-            behind = len(sums) - len(early)
+            dp = issue_dp(consumer, own, part + 1)
     publish(pipes.ds, own.do)
-    if cutlass.const_expr(not first):
-        finish_other(consumer, other)
     search = take_turn(work, place, search)
     finish_step(work, place, own, as_left_operand(ds))
     return search, (place.block, place.head)
