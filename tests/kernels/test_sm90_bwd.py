@@ -187,6 +187,28 @@ def test_dq_carried_past_tiles_without_steps_on_the_software_gpu(name, lengths, 
         assert too_large(gradients, spec, operands, cotangents) == []
 
 
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name, lengths",
+    [("mqa", (200, 330))]
+    + [
+        pytest.param(name, lengths, marks=pytest.mark.slow)
+        for name, lengths in (
+            ("causal", (330, 330)), ("cross-causal", (190, 450)), ("window", (300, 700)), ("window-left", (500, 200)),
+            ("window-runtime", (260, 260)), ("positions-window", (200, 420)), ("kitchen-sink", (300, 300)),
+        )
+    ],
+)  # fmt: skip
+def test_warpgroups_skip_blocks_that_see_none_of_their_keys(name, lengths, deterministic, software_gpu):
+    """64 queries a step, 64 keys a warpgroup: below the diagonal, past a window."""
+    S, T = lengths
+    case = CASES[name].resized(S=S, T=T, D=128, E=128)
+    spec, operands, cotangents, gradients = emulate(case, 7, sm_count=2, deterministic=deterministic)
+    plan = backward_plan(spec)
+    assert (plan.short or plan).skips_blocks
+    assert too_large(gradients, spec, operands, cotangents) == []
+
+
 def test_short_tiles_carry_dq():
     def plan_of(mask, head_dim=128):
         return backward_plan(AttentionSpec("bfloat16", head_dim, head_dim, mask=masks.canonical(mask)))

@@ -5,9 +5,10 @@ One step (a block j of queries) of the loop:
     issue S^T = K Q^T and dP^T = V dO^T
     P^T = exp2(S^T - LSE)                              while dP runs
     dS^T = P^T * (dP^T - delta), also into shared memory
-    issue dV += P^T dO and dK += dS^T Q
-    issue dQ(j - 1) = dS K                             needs dS of all warpgroups
-    dQ(j - 1) to shared memory, for the store warp
+    issue dV += P^T dO, dQ(j - 1) = dS K and dK += dS^T Q    dQ needs dS of all warpgroups
+    dQ(j - 1) to shared memory, for the store warp           while dK runs
+
+Wide blocks of queries have dK before dQ (see `BackwardPlan.dq_before_dk`).
 
 dQ lags one step behind so that warpgroups need not keep step with each other: while one computes P and dS, the others'
 products keep the tensor cores busy. `take_turn` in the first step of a tile sets them apart (8 % faster than without).
@@ -25,6 +26,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from jax_fa4 import masks
 from jax_fa4.kernels.common import backward, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd import epilogue, keys
@@ -60,10 +62,19 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
             work = Work(consumer, steps, tile, tiles_done, fresh)
             place = key_tiles.first(steps, tile.head * heads, heads)
             begin(consumer, tiles_done)
-            step(work, place, steps_done, True, count == 1)
-            for i in cutlass.range(1, count, unroll=1):
+            idle = idle_ends(work, place, count)
+            if cutlass.const_expr(idle.first is None):
+                step(work, place, steps_done, True, count == 1)
+            elif idle.first:
+                idle_step(work, steps_done, True, count == 1)
+            else:
+                step(work, place, steps_done, True, count == 1)
+            for i in cutlass.range(1, count if idle.last is None else count - Int32(idle.last), unroll=1):
                 place = key_tiles.following(steps, place)
                 step(work, place, steps_done + i, False, i + 1 == count)
+            if cutlass.const_expr(idle.last is not None):
+                if idle.last:
+                    idle_step(work, steps_done + count - 1, False, True)
             if cutlass.const_expr(not kernel.plan.carries_dq):
                 last_dq(consumer, steps_done + count - 1, tiles_done)
                 end(consumer, tiles_done)
@@ -104,6 +115,7 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     q, do, ds_buffer = buffer(number, plan.q_stages), buffer(number, plan.do_stages), ds_of(plan, number)
     carried = first and plan.carries_dq
     makes_dq = carried or not first
+    dq_first = makes_dq and plan.dq_before_dk
     before = ds_of(plan, number - 1)
     # Fresh registers every step: a product takes its accumulator's old values as input, also where it ignores them.
     scores = cute.make_rmem_tensor(products.scores.partition_shape_C((plan.block_k, plan.block_q)), Float32)
@@ -145,25 +157,85 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     cute.copy(consumer.tile_copy, consumer.tile_copy.retile(ds), consumer.ds_target[None, None, None, ds_buffer.index])
     if cutlass.const_expr(plan.block_q > 64):
         warpgroup.wait_group(0)  # registers do not suffice to have both products in flight
+    if cutlass.const_expr(dq_first):
+        dq = dq_of_step_before(work, number, carried)
     multiply(products.dk, o.dk, as_left_operand(ds), o.dk_q[None, None, None, q.index], True)
-    if cutlass.const_expr(makes_dq):
-        if cutlass.const_expr(plan.ds_stages > 2):
-            pipes.ds.consumer_wait(before)
-        dq = issue_dq(consumer, before, work.number - carries(work) if carried else work.number)
+    if cutlass.const_expr(makes_dq and not dq_first):
+        dq = dq_of_step_before(work, number, carried)
     warpgroup.wait_group(2 if makes_dq else 1)
     release(pipes.do, do)
     warpgroup.wait_group(1 if makes_dq else 0)
-    release(pipes.q, q)
-    if cutlass.const_expr(makes_dq):
+    if cutlass.const_expr(not dq_first):
+        release(pipes.q, q)
         warpgroup.wait_group(0)
-        if cutlass.const_expr(carried):
-            if not work.fresh:
-                release_k(consumer, work.number - 1)
+    if cutlass.const_expr(makes_dq):
         epilogue.stage_dq(consumer, dq)
     cute.arch.fence_view_async_shared()  # of dQ and of dS
     if cutlass.const_expr(makes_dq):
         epilogue.hand_over_dq(consumer)
     commit(pipes.ds, ds_buffer)  # also: this warp's dQ of the step before is done
+    if cutlass.const_expr(dq_first):
+        warpgroup.wait_group(0)
+        release(pipes.q, q)
+    if cutlass.const_expr(carried):
+        if not work.fresh:
+            release_k(consumer, work.number - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class IdleEnds:
+    """Whether a tile's first block of queries, and its last, see no key of this warpgroup; None: each sees some."""
+
+    first: Boolean | None
+    last: Boolean | None
+
+
+def idle_ends(work, place, count) -> IdleEnds:
+    """By the queries that see this warpgroup's first and last key."""
+    plan, mask, steps = work.consumer.plan, work.consumer.spec.mask, work.steps
+    behind, ahead = masks.bounds(mask, steps.geometry)
+    first = last = None
+    key = work.tile.block * plan.block_k + work.consumer.warpgroup * 64
+    if ahead and plan.skips_blocks:
+        low, _ = masks.column_interval(mask, key, steps.geometry)
+        first = Boolean(low >= (place.block + 1) * plan.block_q)
+    if behind and plan.skips_blocks and steps.segments is None:
+        _, high = masks.column_interval(mask, cutlass.min(key + 63, steps.geometry.kv_length - 1), steps.geometry)
+        last = Boolean(high <= (steps.end - 1) * plan.block_q) & Boolean(count > 1)
+    return IdleEnds(first, last)
+
+
+@cute.jit
+def idle_step(work, number, first: cutlass.Constexpr[bool], last):
+    """A block of queries that see no key of this warpgroup, whose dS is 0: only dQ of the step before is made."""
+    consumer = work.consumer
+    plan, pipes = consumer.plan, consumer.pipes
+    before, ds_buffer = ds_of(plan, number - 1), ds_of(plan, number)
+    carried = first and plan.carries_dq
+    makes_dq = carried or not first
+    if cutlass.const_expr(makes_dq and plan.ds_stages == 2):
+        pipes.ds.consumer_wait(before)  # as in `step`
+    zero_ds(consumer, ds_buffer)
+    if cutlass.const_expr(makes_dq):
+        dq = dq_of_step_before(work, number, carried)
+        warpgroup.wait_group(0)
+        epilogue.stage_dq(consumer, dq)
+    cute.arch.fence_view_async_shared()
+    if cutlass.const_expr(makes_dq):
+        epilogue.hand_over_dq(consumer)
+    commit(pipes.ds, ds_buffer)
+    for ring, stages in ((pipes.q, plan.q_stages), (pipes.do, plan.do_stages)):
+        ring.consumer_wait(buffer(number, stages))
+        release(ring, buffer(number, stages))
+    if cutlass.const_expr(carried):
+        if not work.fresh:
+            release_k(consumer, work.number - 1)
+    if cutlass.const_expr(plan.carries_dq):
+        if last:
+            release_v(consumer, work.number)
+    if cutlass.const_expr(first):
+        take_turn(consumer)
+        pass_turn(consumer)
 
 
 def carries(work) -> Int32:
@@ -181,14 +253,20 @@ def flush(consumer, steps_done, tiles_done, fresh):
 
 def no_ds(consumer) -> None:
     """Zeros as dS of the step before the block's first."""
-    plan = consumer.plan
-    shape = consumer.products.scores.partition_shape_C((plan.block_k, plan.block_q))
-    zeros = cute.make_rmem_tensor(shape, consumer.kernel.dtype)
-    zeros.fill(0.0)
-    state = ds_of(plan, -1)
-    cute.copy(consumer.tile_copy, consumer.tile_copy.retile(zeros), consumer.ds_target[None, None, None, state.index])
+    state = ds_of(consumer.plan, -1)
+    zero_ds(consumer, state)
     cute.arch.fence_view_async_shared()
     commit(consumer.pipes.ds, state)
+
+
+def zero_ds(consumer, state) -> None:
+    """Zeros as this warpgroup's part of a buffer of dS."""
+    plan = consumer.plan
+    zeros = cute.make_rmem_tensor(
+        consumer.products.scores.partition_shape_C((plan.block_k, plan.block_q)), consumer.kernel.dtype
+    )
+    zeros.fill(0.0)
+    cute.copy(consumer.tile_copy, consumer.tile_copy.retile(zeros), consumer.ds_target[None, None, None, state.index])
 
 
 def ds_of(plan, number: Int32):
@@ -211,6 +289,15 @@ def issue_dq(consumer, state, tile: Int32) -> cute.Tensor:
     dq = cute.make_rmem_tensor(product.partition_shape_C(shape), Float32)
     multiply(product, dq, *operands, False)
     return dq
+
+
+def dq_of_step_before(work, number: Int32, carried: bool) -> cute.Tensor:
+    """Issues dQ of the step before the block's `number`th, which is the last of the tile before if it is `carried`."""
+    consumer = work.consumer
+    before = ds_of(consumer.plan, number - 1)
+    if consumer.plan.ds_stages > 2:
+        consumer.pipes.ds.consumer_wait(before)
+    return issue_dq(consumer, before, work.number - carries(work) if carried else work.number)
 
 
 def last_dq(consumer, number: Int32, tile: Int32) -> None:

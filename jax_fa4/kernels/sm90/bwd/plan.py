@@ -124,6 +124,16 @@ class BackwardPlan:
         return self.wide and self.q_stages > 2 and self.dq_slices > 1
 
     @property
+    def dq_before_dk(self) -> bool:
+        """Whether a step's dQ is issued before dK, and leaves while that runs; wide blocks lose by it."""
+        return self.block_q <= 64
+
+    @property
+    def skips_blocks(self) -> bool:
+        """Whether a consumer warpgroup skips a tile's first and last block of queries where none sees its keys."""
+        return self.block_q <= 64 and not self.wide
+
+    @property
     def zeroes_ahead(self) -> bool:
         """Whether a spare warp zeroes sums of dQ (see `dq_zeros`) instead of a kernel beforehand."""
         return self.wide or self.carries_dq  # with 80 query rows it does not pay
