@@ -225,7 +225,7 @@ def test_short_tiles_carry_dq():
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
     "name, lengths",
-    [("full", (2100, 140)), ("causal", (4200, 140)), ("mqa", (2100, 140)), ("window", (300, 700))],
+    [("full", (2100, 140)), ("causal", (4200, 140)), ("mqa", (4200, 140)), ("window", (300, 700))],
 )
 def test_blocks_of_80_queries_on_the_software_gpu(name, lengths, deterministic, software_gpu):
     """D = 128: dQ is made transposed, in sequences too long for the short plan; and a narrow window (64 queries)."""

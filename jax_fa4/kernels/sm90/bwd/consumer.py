@@ -213,6 +213,9 @@ def idle_step(work, number, first: cutlass.Constexpr[bool], last):
     before, ds_buffer = ds_of(plan, number - 1), ds_of(plan, number)
     carried = first and plan.carries_dq
     makes_dq = carried or not first
+    if cutlass.const_expr(first):
+        take_turn(consumer)
+        pass_turn(consumer)
     if cutlass.const_expr(makes_dq and plan.ds_stages == 2):
         pipes.ds.consumer_wait(before)  # as in `step`
     zero_ds(consumer, ds_buffer)
@@ -233,9 +236,6 @@ def idle_step(work, number, first: cutlass.Constexpr[bool], last):
     if cutlass.const_expr(plan.carries_dq):
         if last:
             release_v(consumer, work.number)
-    if cutlass.const_expr(first):
-        take_turn(consumer)
-        pass_turn(consumer)
 
 
 def carries(work) -> Int32:
@@ -313,13 +313,16 @@ def last_dq(consumer, number: Int32, tile: Int32) -> None:
 
 @cute.jit
 def take_turn(consumer):
-    """At a tile's first step: waits until the warpgroup before has queued its last products of that step."""
-    if consumer.warpgroup > 0:
-        cute.arch.barrier(barrier_id=Barrier.TURN + consumer.warpgroup - 1, number_of_threads=256)
+    """At a tile's first step: waits until the warpgroup of later keys has queued its first products of that step.
+
+    That one leads as, under a causal mask, it skips the tile's first block.
+    """
+    if consumer.warpgroup < consumer.plan.consumers - 1:
+        cute.arch.barrier(barrier_id=Barrier.TURN + consumer.warpgroup, number_of_threads=256)
 
 
 @cute.jit
 def pass_turn(consumer):
     """Lets the next warpgroup begin the tile."""
-    if consumer.warpgroup < consumer.plan.consumers - 1:
-        cute.arch.barrier_arrive(barrier_id=Barrier.TURN + consumer.warpgroup, number_of_threads=256)
+    if consumer.warpgroup > 0:
+        cute.arch.barrier_arrive(barrier_id=Barrier.TURN + consumer.warpgroup - 1, number_of_threads=256)

@@ -21,7 +21,7 @@ class Barrier(enum.IntEnum):
     DQ_ADDED = 1  # per consumer warpgroup of a deterministic wide plan: its warps have added a block's dQ
     DQ_FULL = 4  # per consumer warpgroup: consumer -> store warp
     DQ_EMPTY = 8  # per consumer warpgroup: store warp -> consumer
-    TURN = 12  # per consumer warpgroup: to the next one
+    TURN = 12  # per consumer warpgroup: to it from the one after it
 
 
 WARPGROUP_AND_WARP = 128 + 32

@@ -318,7 +318,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         short = plan(64, 128, ds_stages=2, k_stages=2, l2_bytes=16 << 20)
         if _window_rows(spec.mask) <= SHORT_ROWS:
             return short
-        rows = 2 * SHORT_ROWS if is_causal(spec.mask) and spec.group == 1 else SHORT_ROWS
+        rows = 2 * SHORT_ROWS if is_causal(spec.mask) else SHORT_ROWS
         return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
     if tile_d + tile_e <= 320:
         wide = plan(64, 96, ds_stages=2, l2_bytes=16 << 20, piece_costs=None)  # 1 to 2 % slower with code to cut tiles

@@ -47,8 +47,8 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
         search = order.begin(place)
         for step in cutlass.range(count, unroll=1):
             target = address(g.dq_accumulator, tile.batch, place.head, place.block, 0)
-            for part in cutlass.range_constexpr(parts):
-                cute.arch.cp_async_bulk_wait_group(parts - 1 - part, read=True)
+            for part in cutlass.range_constexpr(parts - 1, -1, -1):  # in the order in which warpgroups take turns
+                cute.arch.cp_async_bulk_wait_group(part, read=True)
                 cute.arch.barrier_arrive(barrier_id=Barrier.DQ_EMPTY + part, number_of_threads=WARPGROUP_AND_WARP)
             if cutlass.const_expr(plan.zeroes_ahead):
                 if step == 0:  # here, as the buffer is given back: before it costs 5 %
@@ -62,7 +62,7 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
             if cutlass.const_expr(spec.deterministic):
                 counter, others, search = order.turn(place, search)
                 dq_order.wait(counter, others)
-            for part in cutlass.range_constexpr(parts):
+            for part in cutlass.range_constexpr(parts - 1, -1, -1):
                 cute.arch.barrier(barrier_id=Barrier.DQ_FULL + part, number_of_threads=WARPGROUP_AND_WARP)
                 if lane == 0:
                     source = shared.dq[None, None, None, part].iterator
