@@ -5,10 +5,13 @@ One step (a block j of queries) of the loop:
     issue S^T = K Q^T and dP^T = V dO^T
     P^T = exp2(S^T - LSE)                              while dP runs
     dS^T = P^T * (dP^T - delta), also into shared memory
-    issue dV += P^T dO, dQ(j - 1) = dS K and dK += dS^T Q    dQ needs dS of all warpgroups
-    dQ(j - 1) to shared memory, for the store warp           while dK runs
+    issue dV += P^T dO
+    issue dQ(j - 1) = dS K                             needs dS of all warpgroups
+    issue dK += dS^T Q
+    dQ(j - 1) to shared memory, for the store warp     while dK runs
 
-Wide blocks of queries have dK before dQ (see `BackwardPlan.dq_before_dk`).
+With more than 64 queries a block dK comes before dQ (see `BackwardPlan.dq_before_dk`). Where none of a tile's first or
+last queries sees a key of the warpgroup it makes only dQ(j - 1) in that step (see `idle_step`).
 
 dQ lags one step behind so that warpgroups need not keep step with each other: while one computes P and dS, the others'
 products keep the tensor cores busy. `take_turn` in the first step of a tile sets them apart (8 % faster than without).
