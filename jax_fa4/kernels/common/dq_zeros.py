@@ -1,8 +1,8 @@
 """Zeroes dQ's float32 sums of the heads of one section of key tiles while earlier sections are worked on.
 
 A kernel beforehand (`prepare`) zeroes those of the first sections. The tiles of every section zero, a share each, those
-of a section so far `ahead` that all multiprocessors together do not get there meanwhile, and count. Whoever adds looks
-whether all shares are done: they have been for long.
+of a section so far `ahead` that all multiprocessors together do not get there meanwhile, and count. Whoever adds, or
+loads for those who add, looks whether all shares are done: they have been for long.
 """
 
 from __future__ import annotations

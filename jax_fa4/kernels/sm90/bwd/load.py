@@ -78,7 +78,7 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
             _load_rows(q, steps_done, place, tile.batch)
             _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, of_keys, tiles_done)
             if cutlass.const_expr(plan.wide and plan.zeroes_ahead):
-                dq_zeros.wait(g, key_schedule, tile)
+                dq_zeros.wait(g, key_schedule, tile)  # for the consumers, who have no time for it
             _load_rows(do, steps_done, place, tile.batch)
             for step in cutlass.range(1, count, unroll=1):
                 place = key_tiles.following(steps, place)
