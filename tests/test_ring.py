@@ -14,7 +14,7 @@ import jax_fa4
 from jax_fa4 import backends, registry
 from jax_fa4.errors import InvalidArgument
 from jax_fa4.layout import from_layout, layout_positions, to_layout
-from jax_fa4.ring import ring_attention, ulysses_attention
+from jax_fa4.ring import local, ring_attention, ulysses_attention
 
 
 def mesh_of(devices, kind=AxisType.Auto):
@@ -133,6 +133,13 @@ def check_ring(options, layout, devices):
 @pytest.mark.parametrize("options, layout, devices", FAST)
 def test_ring(options, layout, devices):
     check_ring(options, layout, devices)
+
+
+@pytest.mark.parametrize("options", ["causal", "segments"])
+def test_zigzag_of_many_rows(options, monkeypatch):
+    """Backward then takes a block's chunks apart."""
+    monkeypatch.setattr(local, "MOST_ROWS_IN_ONE", 0)
+    check_ring(options, "zigzag", 3)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from .. import backends, vjp
 from ..blockwise import Gradients
 from ..operands import Operands
 from ..spec import AttentionSpec
-from .local import Block, Call, Ring, part_spec, parts
+from .local import Block, Call, Ring, backward_in_one, part_spec, parts
 from .merge import with_sink
 from .sweep import Pass, Send, sweep
 from .transfer import send, send_together
@@ -41,7 +41,8 @@ def _step_backend(ring: Ring, spec: AttentionSpec, operands: Operands, backend: 
     wanted = {
         part_spec(spec, part)
         for own in ((True, False) if visits_others else (True,))
-        for part in parts(ring, spec, equal, own, ring.index())
+        for in_one in {True, backward_in_one(operands)}
+        for part in parts(ring, spec, equal, own, ring.index(), in_one)
     }
     found = {backends.resolve(backend, asked, operands) for asked in wanted}
     return found.pop() if len(found) == 1 else backends.XLA

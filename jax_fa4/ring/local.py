@@ -1,7 +1,9 @@
 """One device's share of ring attention: which part of which block it attends to, and the merge of the parts."""
 
 import dataclasses
+import functools
 import math
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +11,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..layout import Layout, Zigzag
-from ..masks import Causal, Lengths, Mask, MaskArray, Predicate, Segments, Window
+from ..masks import Causal, Full, Lengths, Mask, MaskArray, Predicate, Segments, Window
 from ..operands import Operands
 from ..scores import ScoreMap, SoftCap
 from ..spec import AttentionSpec
 from .merge import merge
 from .schedule import Cut, Level
 from .sweep import Halves, Visit
+
+MOST_ROWS_IN_ONE = 1 << 16
+"""For `backward_in_one`. With more rows a head's Q, dO and dQ leave a GPU's L2 cache between two tiles of keys, and half of
+them at a time is faster, in spite of copies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +95,16 @@ def depends_on_position(spec: AttentionSpec) -> bool:
     )
 
 
-def parts(ring: Ring, spec: AttentionSpec, lengths_equal: bool, own: bool, owner: Any) -> list[Part]:
+def parts(
+    ring: Ring, spec: AttentionSpec, lengths_equal: bool, own: bool, owner: Any, in_one: bool = True
+) -> list[Part]:
     """The backend calls for one block.
 
     Args:
       lengths_equal: S == T, so that a device's rows and keys have the same positions.
       own: the block is this device's own.
       owner: its owner's index, perhaps traced.
+      in_one: whether a zigzag block of another device is taken in one call, or one for each pair of chunks.
     """
     whole = Part(None, None, spec.mask, positions=False)
     moves = depends_on_position(spec)
@@ -109,10 +118,20 @@ def parts(ring: Ring, spec: AttentionSpec, lengths_equal: bool, own: bool, owner
     if ring.layout.chunks == 1:
         return [whole._replace(positions=moves)]
     if ordered and isinstance(ring.layout, Zigzag):
-        # One call instead of one for each pair of chunks: no array is taken apart.
-        return [Part(None, None, spec.mask, positions=True, owner_first=owner < ring.index())]
+        owner_first = owner < ring.index()
+        if in_one:  # no array is taken apart
+            return [Part(None, None, spec.mask, positions=True, owner_first=owner_first)]
+        # Of the four pairs of chunks the mask rules two out, keeps one always, and of the two that are left one:
+        # which one, depends on the side the owner is on. So both calls are dense and no device branches.
+        dense, side = _without_causal(spec.mask), jnp.where(owner_first, 0, 1)
+        return [Part(1, 0, dense, False), Part(side, side, dense, False)]
     chunks = range(ring.layout.chunks)
     return [Part(a, b, spec.mask, moves) for a in chunks for b in chunks]
+
+
+def backward_in_one(operands: Operands) -> bool:
+    """Whether backward takes a zigzag block of another device in one call, as forward does."""
+    return operands.q.shape[1] <= MOST_ROWS_IN_ONE
 
 
 def part_spec(spec: AttentionSpec, part: Part) -> AttentionSpec:
@@ -126,6 +145,10 @@ def _order_suffices(spec: AttentionSpec, layout: Layout) -> bool:
         return False
     kinds = (Causal, Segments, Window) if layout.name == "contiguous" else (Causal, Segments)
     return all(isinstance(part, kinds) for part in spec.mask.parts)
+
+
+def _without_causal(mask: Mask) -> Mask:
+    return functools.reduce(operator.and_, (part for part in mask.parts if not isinstance(part, Causal)), Full())
 
 
 class Call(NamedTuple):
@@ -158,7 +181,7 @@ class Call(NamedTuple):
 
         def visit(block: Block, state: Any, shifts: tuple[Any, ...]) -> tuple:
             left: tuple[jax.Array, jax.Array] | None = None
-            for part in self._parts(shifts):
+            for part in self._parts(shifts, backward_in_one(self.operands)):
                 rows = (self._rows(x, part.q_chunk, axis) for x, axis in ((lse, 2), (delta, 2), (do, 1)))
                 new = self.backend.backward(*self._part_call(part, block, shifts), *rows)
                 dq, dscores = (None, None) if state is None else state
@@ -190,13 +213,13 @@ class Call(NamedTuple):
 
         return Halves(visit(0, kv_heads // 2), visit(kv_heads // 2, kv_heads), join)
 
-    def _parts(self, shifts: tuple[Any, ...]) -> list[Part]:
+    def _parts(self, shifts: tuple[Any, ...], in_one: bool = True) -> list[Part]:
         cut = self.ring.cut(shifts)
         if cut is not None:
             return [Part(cut.rows, None, self.spec.mask, positions=True)]
         equal = self.operands.q.shape[1] == self.operands.k.shape[1]
         own = all(isinstance(shift, int) and shift == 0 for shift in shifts)
-        return parts(self.ring, self.spec, equal, own, self.ring.owner(shifts))
+        return parts(self.ring, self.spec, equal, own, self.ring.owner(shifts), in_one)
 
     def _part_call(self, part: Part, block: Block, shifts: tuple[Any, ...]) -> tuple[AttentionSpec, Operands]:
         """The spec and the operands of one backend call."""
