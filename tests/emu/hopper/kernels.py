@@ -32,12 +32,12 @@ HERE = pathlib.Path(__file__).parent
 LONG = (("B", 1), ("S", 1000), ("T", 1000), ("H", 2), ("K", 1))
 CASES = {call.name: call for call in (
     *(Call(name, "forward", ARCH) for name in (
-        "full", "causal-heavy", "full-float16", "d192-e128", "d256", "mqa", "window", "softcap", "sinks-window-gqa",
-        "lengths-causal", "segments", "score-function")),
+        "full", "causal-heavy", "full-float16", "d64-e32", "d192-e128", "d256", "mqa", "window", "softcap",
+        "sinks-window-gqa", "lengths-causal", "segments", "score-function")),
     Call("d128", "forward", ARCH, LONG),
     *(Call(name, "backward", ARCH) for name in (
         "causal", "full-float16", "d192-e128", "d256", "mqa", "window-left", "softcap", "lengths-window-sinks",
-        "segments", "deterministic")),
+        "segments", "window-runtime-causal", "deterministic")),
     Call("d128", "backward", ARCH, LONG),
 )}  # fmt: skip
 
