@@ -20,8 +20,8 @@ from .schedule import Cut, Level
 from .sweep import Halves, Visit
 
 MOST_ROWS_IN_ONE = 1 << 16
-"""For `backward_in_one`. With more rows a head's Q, dO and dQ leave a GPU's L2 cache between two tiles of keys, and half of
-them at a time is faster, in spite of copies."""
+"""For `backward_in_one`. With more rows a head's Q, dO and dQ leave a GPU's L2 cache between two tiles of keys, and
+taking half of them at a time is faster, in spite of copies."""
 
 
 @dataclasses.dataclass(frozen=True)
