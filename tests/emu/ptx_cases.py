@@ -300,5 +300,10 @@ def cases() -> tuple[Case, ...]:
              tcgen05(128, 192, 1, major_b=True, in_tensor_memory=True, lines=128),
              tcgen05(128, 192, 1, major_a=True, major_b=True, lines=128),
              tcgen05(128, 256, 1, major_b=True, in_tensor_memory=True),
-             tcgen05(128, 256, 1, major_b=True, in_tensor_memory=True, lines=128)]
+             tcgen05(128, 256, 1, major_b=True, in_tensor_memory=True, lines=128),
+             tcgen05(128, 128, 1, dtype="f16"), tcgen05(128, 64, 1, major_b=True, in_tensor_memory=True, dtype="f16"),
+             tcgen05(128, 128, 2, swizzle_b="64B", lines=32), tcgen05(128, 128, 2, major_b=True),
+             tcgen05(128, 192, 2, major_b=True, swizzle_b="64B"),
+             tcgen05(128, 192, 2, major_a=True, major_b=True, swizzle_b="64B", lines=128),
+             tcgen05(128, 256, 2, major_b=True, lines=32)]
     return tuple(made)

@@ -68,7 +68,8 @@ SPAN_OK = {"none": 64, "32B": 16, "64B": 32, "128B": 64}  # K that the first til
 
 def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor_memory=False, dtype="bf16",
             swizzle_b=None, lines=64) -> Case:
-    """`lines`: of K that MN-major operands have in shared memory, of which the product takes 64."""
+    """`lines`: of K that B and an MN-major A have in shared memory, of which the product takes 64 at most."""
+    depth = min(64, lines)
     rng = np.random.default_rng(m * n)
     swizzle_b = swizzle_b or swizzle
     a, b = op.integers(rng, (m, lines if major_a else 64)), op.integers(rng, (n, lines))
@@ -91,7 +92,7 @@ def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor
                 cells[:] = np.concatenate([words] * (128 // rows))
             shared[:16384] = cells.view(np.uint8).reshape(-1)
         buffers.append(shared)
-    product = a[:, :64] @ b[:, :64].T
+    product = a[:, :depth] @ b[:, :depth].T
     width = n if rows != 64 or group == 1 else n // 2
     d = np.full((group, width, 128), np.nan, np.float32)
     for rank in range(group):
@@ -108,7 +109,7 @@ def tcgen05(m, n, group, swizzle="128B", major_a=False, major_b=False, in_tensor
     def check(results):
         np.testing.assert_array_equal(results.reshape(d.shape).view(np.float32)[known], d[known])
 
-    text = tensor_ptx.tcgen05(group, width, in_tensor_memory, 4, op.k_step(rows, swizzle, major_a, 16),
+    text = tensor_ptx.tcgen05(group, width, in_tensor_memory, depth // 16, op.k_step(rows, swizzle, major_a, 16),
                               op.k_step(columns, swizzle_b, major_b, 16), clear=m == 64)
     operands = np.concatenate(buffers)
     name = (f"tcgen05_m{m}_n{n}_group{group}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"

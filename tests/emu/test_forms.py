@@ -34,6 +34,8 @@ cvt.s32.s16 r4, h1; cvt.s64.s32 d3, r4; setp.ge.s64 p1, d3, 0; selp.b32 r3, 16, 
 shl.b64 d3, d3, 32; setp.lt.s64 p1, d3, 0; selp.b32 r3, 64, 0, p1; or.b32 r2, r2, r3;
 setp.ne.b64 p1, d3, 0; selp.b32 r3, 128, 0, p1; or.b32 r2, r2, r3;
 mul.lo.u32 r5, r0, 9; cvt.s8.s32 r5, r5; setp.lt.s32 p1, r5, 0; selp.b32 r3, 32, 0, p1; or.b32 r2, r2, r3;
+setp.gt.u16 p1, h1, 21; selp.b32 r3, 256, 0, p1; or.b32 r2, r2, r3;
+setp.lt.u16 p1, h1, 21; selp.b32 r3, 512, 0, p1; or.b32 r2, r2, r3;
 ld.param.u64 d3, [out]; mov.f32 f0, 0f3F800000; mov.f32 f1, 0fC0000000;
 red.relaxed.gpu.global.add.v2.f32 [d3+128], {f0, f1};
 st.global.b32 [d0], r2; exit;
@@ -50,6 +52,8 @@ def check_small() -> None:
     lane = np.arange(32)
     negative = (9 * lane).astype(np.int8) < 0
     flags = (lane == 3) + 66 * (lane < 10) + 8 + 16 * (lane >= 10) + 32 * negative + 128 * (lane != 10)
+    less = (lane - 10).astype(np.uint16)
+    flags += 256 * (less > 21) + 512 * (less < 21)
     np.testing.assert_array_equal(out[:32], flags)
     np.testing.assert_array_equal(out[32:].view(np.float32), [32, -64])
 
