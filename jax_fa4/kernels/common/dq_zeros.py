@@ -45,6 +45,11 @@ def per_section(schedule) -> Int32:
     return schedule.section_heads * schedule.blocks
 
 
+def section_of(schedule, tile) -> Int32:
+    """The section of a tile."""
+    return (tile.batch * schedule.heads + tile.head) // schedule.section_heads
+
+
 @cute.jit
 def ahead(schedule, workers: Int32) -> Int32:
     """How many sections a section is in front of the one whose sums its tiles zero; so many are zeroed beforehand.
@@ -93,7 +98,7 @@ def run(kernel, shared, pipes, g, dims, schedule, rounding=None):
 @cute.jit
 def wait(g, schedule, tile):
     """Holds a warp until the sums that a tile adds to are zeroed."""
-    section = (tile.batch * schedule.heads + tile.head) // schedule.section_heads
+    section = section_of(schedule, tile)
     while _zeroed(g, section) < per_section(schedule):
         pass
     cute.arch.fence_proxy("async")

@@ -79,11 +79,11 @@ class Backward:
         g = SimpleNamespace(**(vars(given) | own))
         row_blocks = (dims.S + (plan.block_q - 1)) // plan.block_q
         products = Products.make(self.dtype, plan)
-        # A launch rebinds the namespace that it is given to the kernel's own arguments: each gets a copy.
         key_schedule = key_tiles.key_schedule(plan, spec, dims, keys.tile_heads(plan, dims))
         if plan.piece_costs:
             key_schedule = last_wave.cut(key_schedule, plan, dims)
         beforehand = dq_zeros.Beforehand.make(key_schedule, dims) if plan.zeroes_ahead else None
+        # A launch rebinds the namespace that it is given to the kernel's own arguments: each gets a copy.
         prepare(copy.copy(g), plan.block_q, plan.dq_floats, spec.deterministic, beforehand).launch(
             grid=(row_blocks, dims.H, dims.B), block=(PREPARE_THREADS, 1, 1), stream=stream
         )

@@ -48,11 +48,6 @@ class Sections:
         return cls(count, shares)
 
 
-def section(schedule, tile) -> Int32:
-    """The section of a tile."""
-    return (tile.batch * schedule.heads + tile.head) // schedule.section_heads
-
-
 @cute.jit
 def count(g, section: Int32, later: cutlass.Constexpr[int]):
     """Counts a tile of a section, in the warp that added its dQ, as complete but for its `later` last bulk groups."""

@@ -74,7 +74,7 @@ def run(kernel, shared, pipes, g, dims, key_schedule):
         if cutlass.const_expr(plan.rounds_behind):
             if (before >= 0) & (count == 0):
                 rounding.count(g, before, 0)
-            before = rounding.section(key_schedule, tile)
+            before = dq_zeros.section_of(key_schedule, tile)
         number = key_tiles.receive(pipes, shared, turn)
         turn += 1
     if cutlass.const_expr(plan.rounds_behind):
