@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_fa4 import cases, compile, emulator, errors, plan
+from jax_fa4 import cases, compile, emulator, errors, plan, reference, vjp
 from jax_fa4.kernels.common.abi import Dims
 from jax_fa4.spec import Arguments, make_spec
 
@@ -32,10 +32,19 @@ def slow_unless(names) -> list:
     return [pytest.param(n, marks=() if n in names else pytest.mark.slow) for n in CASES]
 
 
+def backward_inputs(spec, operands, seed: int) -> tuple[tuple, dict]:
+    """Random cotangents (dO, dLSE), and what a backward kernel is given beside the operands."""
+    do, dlse = reference.cotangents(operands, seed)
+    o, lse = reference.forward(spec, operands)
+    delta = vjp.delta(o.astype(spec.dtype), do, dlse)
+    return (do, dlse), {"lse": lse.astype(jnp.float32), "delta": delta, "do": do}
+
+
 def run(artifact, shape, operands, given: dict, seed: int, sm_count: int, strict=False) -> dict[str, np.ndarray]:
     """The kernel's outputs, poisoned before, by name; `given` are inputs that are no operands, `seed` the order's.
 
-    `strict` runs report what hardware forgives.
+    Arrays of scratch memory in `given` are used, to be looked at afterwards. `strict` runs report what hardware
+    forgives.
     """
     return reported(artifact, shape, operands, given, seed, sm_count, strict)[0]
 
@@ -43,7 +52,8 @@ def run(artifact, shape, operands, given: dict, seed: int, sm_count: int, strict
 def reported(artifact, shape, operands, given: dict, seed: int, sm_count: int, strict=False) -> tuple[dict, Any]:
     """`run`'s outputs, and the emulator's report."""
     dims = Dims(shape.B, shape.S, shape.T, shape.H, shape.K, sm_count)
-    arrays = {b.name: _array(b, operands, given, dims) for b in artifact.buffers if b.kind != "scratch"}
+    arrays = {b.name: _array(b, operands, given, dims) for b in artifact.buffers
+              if b.kind != "scratch" or b.name in given}  # fmt: skip
     report = emulator.launch(artifact, arrays, dims, seed=seed, sm_count=sm_count, strict=strict)
     assert report.complaints == []
     return {b.name: arrays[b.name] for b in artifact.buffers if b.kind == "out"}, report

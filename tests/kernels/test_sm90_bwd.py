@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels.sm90_cases import ARCH, CASES, FAST, kernel_of, run, slow_unless
+from kernels.sm90_cases import ARCH, CASES, FAST, backward_inputs, kernel_of, run, slow_unless
 
 import jax_fa4
-from jax_fa4 import accuracy, cases, compile, errors, masks, plan, reference, sass, vjp
+from jax_fa4 import accuracy, cases, compile, errors, masks, plan, reference, sass
 from jax_fa4.kernels.sm90.bwd.plan import SHARED_BYTES, backward_plan
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
@@ -137,10 +137,8 @@ def emulate(case: cases.Case, seed: int, sm_count: int = 3, **changes):
 
 def emulated(artifact, case: cases.Case, spec: AttentionSpec, operands, seed: int, sm_count: int, strict: bool = False):
     """(cotangents, gradients) of one run of an artifact on the software GPU."""
-    do, dlse = reference.cotangents(operands, seed)
-    o, lse = reference.forward(spec, operands)
-    given = {"lse": lse.astype(jnp.float32), "delta": vjp.delta(o.astype(spec.dtype), do, dlse), "do": do}
-    return (do, dlse), run(artifact, case.shape, operands, given, seed, sm_count, strict)
+    cotangents, given = backward_inputs(spec, operands, seed)
+    return cotangents, run(artifact, case.shape, operands, given, seed, sm_count, strict)
 
 
 def too_large(results, spec, operands, cotangents):

@@ -2,12 +2,11 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels.sm90_cases import ARCH, CASES, reported
+from kernels.sm90_cases import ARCH, CASES, backward_inputs, reported
 
-from jax_fa4 import accuracy, compile, emulator, masks, reference, vjp
+from jax_fa4 import accuracy, compile, emulator, masks
 from jax_fa4.kernels.common import abi
 from jax_fa4.kernels.common.planning import PieceCosts
 from jax_fa4.kernels.sm90.bwd.plan import BackwardPlan, backward_plan
@@ -119,10 +118,8 @@ def cut_up(case, **changes):
     spec = dataclasses.replace(spec, **changes)
     plan, free = backward_plan(spec), {"piece_costs": PieceCosts(tile=0, sums=0, slabs=1000, long=0)}
     plan = dataclasses.replace(plan, short=plan.short and dataclasses.replace(plan.short, **free), **free)
-    do, dlse = reference.cotangents(operands, 7)
-    o, lse = reference.forward(spec, operands)
-    given = {"lse": lse.astype(jnp.float32), "delta": vjp.delta(o.astype(spec.dtype), do, dlse), "do": do}
-    return spec, operands, given, (do, dlse), compile.compile_kernel(Backward(spec, plan), ARCH)
+    cotangents, given = backward_inputs(spec, operands, 7)
+    return spec, operands, given, cotangents, compile.compile_kernel(Backward(spec, plan), ARCH)
 
 
 def in_all_forms():

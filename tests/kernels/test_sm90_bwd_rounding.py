@@ -2,13 +2,11 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels.sm90_cases import ARCH, CASES
+from kernels.sm90_cases import ARCH, CASES, backward_inputs, reported
 
-from jax_fa4 import accuracy, compile, emulator, reference, vjp
-from jax_fa4.kernels.common import abi
+from jax_fa4 import accuracy, compile, emulator
 from jax_fa4.kernels.sm90.bwd.plan import backward_plan
 from jax_fa4.spec import Arguments, make_spec
 
@@ -29,25 +27,16 @@ class Problem:
         if plan.short:
             plan = dataclasses.replace(plan, short=dataclasses.replace(plan.short, l2_bytes=1))
         self.artifact = compile.compile_kernel(Backward(self.spec, plan), ARCH)
-        self.cotangents = do, dlse = reference.cotangents(self.operands, 7)
-        o, lse = reference.forward(self.spec, self.operands)
-        self.given = {"lse": lse.astype(jnp.float32), "delta": vjp.delta(o.astype(spec.dtype), do, dlse), "do": do}
+        self.cotangents, self.given = backward_inputs(self.spec, self.operands, 7)
 
     def run(self, seed: int, sm_count: int) -> tuple[list[str], int]:
-        """(complaints and gradients that are wrong, how many shares were drawn)."""
-        dims = abi.Dims(*(getattr(self.case.shape, size) for size in "BSTHK"), sm_count)
-        arrays = {"dq_drawn": np.full((dims.B, dims.H), -1, np.int32)}
-        for buffer in self.artifact.buffers:
-            if buffer.kind == "out":
-                poison = np.full(buffer.size_bytes(dims), 0xFF, np.uint8)
-                arrays[buffer.name] = poison.view(jnp.dtype(buffer.dtype)).reshape(buffer.dims(dims))
-            elif buffer.kind == "in":
-                value = self.given.get(buffer.name, getattr(self.operands, buffer.name, None))
-                arrays[buffer.name] = np.ascontiguousarray(np.asarray(value))
-        report = emulator.launch(self.artifact, arrays, dims, seed=seed, sm_count=sm_count, strict=True)
-        gradients = {key: arrays[key] for key in ("dq", "dk", "dv")}
+        """(gradients that are wrong, how many shares were drawn)."""
+        shape = self.case.shape
+        drawn = np.full((shape.B, shape.H), -1, np.int32)
+        given = self.given | {"dq_drawn": drawn}
+        gradients, _ = reported(self.artifact, shape, self.operands, given, seed, sm_count, strict=True)
         rows = accuracy.judge(gradients, self.spec, self.operands, self.cotangents)
-        return report.complaints + [str(row) for row in rows if not row.ok], int(arrays["dq_drawn"].sum())
+        return [str(row) for row in rows if not row.ok], int(drawn.sum())
 
 
 FORMS = [
