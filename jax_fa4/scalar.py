@@ -6,7 +6,7 @@ compiled kernel. Every array that the callable reads is an argument of the jaxpr
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ class ScalarFunction:
     """A traced callable; equality and hash are those of its text.
 
     Attributes:
-      text: the scalar jaxpr, printed; the key.
+      text: the scalar jaxpr, printed, and that of its derivative where the function has a rule of its own; the key.
       jaxpr: a ClosedJaxpr without constants. Its inputs are scalars (an optional floating `score`, then int32 b, h, q,
         k), then `operand_count` arrays of any shape. Its one output is a scalar, boolean or of the score's dtype.
       operand_count: how many arrays it reads.
@@ -89,7 +89,7 @@ def trace(
     """
     scalar = () if score_dtype is None else (jax.ShapeDtypeStruct((), score_dtype),)
     indices = (jax.ShapeDtypeStruct((), jnp.int32),) * 4
-    arrays = tuple(jnp.asarray(x) for x in operands)
+    arrays = _arrays(argument, operands)
     signature = "f(b, h, q, k, *operands)" if score_dtype is None else "f(score, b, h, q, k, *operands)"
     try:
         closed = jax.make_jaxpr(function)(*scalar, *indices, *arrays)
@@ -102,23 +102,58 @@ def trace(
             f"a traceable function {signature} of scalars",
             "Write it with jax.numpy for one score; use jnp.where instead of `if`",
         ) from error
-    if closed.consts:
-        captured = ", ".join(f"{jnp.result_type(c)}{list(jnp.shape(c))}" for c in closed.consts)
-        wrapper = "MaskFn" if score_dtype is None else "ScoreFn"
-        raise invalid(
-            argument, f"{function!r}, which captures an array ({captured})",
-            "functions that get every array as an argument",
-            f"Pass it as an operand, {wrapper}(f, operands=(array,)), and read it in {signature}, where it also has a "
-            "gradient; Python numbers may be captured")
+    wrapper = "MaskFn" if score_dtype is None else "ScoreFn"
+    remedy = (f"Pass it as an operand, {wrapper}(f, operands=(array,)), and read it in {signature}, where it also has "
+              "a gradient; Python numbers may be captured")
+    _refuse_captured(argument, function, closed, remedy)
     wanted = jnp.bool_ if score_dtype is None else score_dtype
     outputs = closed.out_avals
     if len(outputs) != 1 or outputs[0].shape != () or (outputs[0].dtype == jnp.bool_) != (wanted == jnp.bool_):
         got = ", ".join(f"{x.dtype}{list(x.shape)}" for x in outputs)
         raise invalid(argument, f"{function!r}, which returns {got}", f"one scalar of dtype {jnp.dtype(wanted)}",
                       f"Make {signature} return the {'decision' if wanted == jnp.bool_ else 'new score'} for one score")
-
-
     if score_dtype is not None and outputs[0].dtype != wanted:
         closed = jax.make_jaxpr(lambda *args: jnp.asarray(function(*args)).astype(wanted))(*scalar, *indices, *arrays)
-    text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr)).split())
+    text = _text(closed)
+    if score_dtype is not None and "custom_" in text:  # it has a rule of its own, of which the text tells nothing
+
+        def derivative(*args):
+            return jax.vjp(lambda *x: jnp.asarray(function(*x)).astype(wanted), *args)[1](jnp.ones((), wanted))
+
+        types = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)  # inside shard_map arrays vary, 1.0 does not
+        rule = jax.make_jaxpr(derivative)(*scalar, *indices, *types)
+        _refuse_captured(argument, function, rule, remedy)
+        text += f" derivative {_text(rule)}"
     return ScalarFunction(text, closed, len(arrays), function), arrays
+
+
+def _arrays(argument: str, operands: Any) -> tuple[jax.Array, ...]:
+    """The operands of a callable as arrays."""
+    received = type(operands).__name__
+    if isinstance(operands, tuple | list):
+        try:
+            return tuple(jnp.asarray(x) for x in operands)
+        except (TypeError, ValueError):
+            received += f" of {', '.join(type(x).__name__ for x in operands)}"
+    raise invalid(f"{argument} (operands)", received, "a tuple of arrays", "Write operands=(array,) for a single one")
+
+
+def _refuse_captured(argument: str, function: Callable, closed: Any, remedy: str) -> None:
+    """Refuses a function whose jaxpr, or a function called in it, holds arrays."""
+    captured = dict.fromkeys(f"{jnp.result_type(c)}{list(jnp.shape(c))}" for c in _constants(closed))
+    if captured:
+        raise invalid(argument, f"{function!r}, which captures an array ({', '.join(captured)})",
+                      "functions that get every array as an argument", remedy)
+
+
+def _constants(jaxpr: Any) -> Iterator[Any]:
+    """The arrays that a jaxpr and those within it hold; a function under `jax.jit` keeps its own."""
+    yield from getattr(jaxpr, "consts", ())
+    for equation in jaxpr.eqns:
+        for inner in jax.tree.leaves(list(equation.params.values())):
+            if hasattr(inner, "eqns"):
+                yield from _constants(inner)
+
+
+def _text(closed: Any) -> str:
+    return " ".join(re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr)).split())

@@ -1,9 +1,11 @@
 """Score mods on tiles: values by their definitions, vectorised scalar functions by loops."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_fa4
 from jax_fa4 import scores
 from jax_fa4.scalar import Tile, trace
 
@@ -61,3 +63,23 @@ def test_text_is_the_identity():
 
     assert make(2) == make(2) and hash(make(2)) == hash(make(2)) and make(2) != make(3)
     assert "0x" not in trace("mask", lambda b, h, q, k: jnp.maximum(q, k) > 0, (), None)[0].text
+
+
+def test_a_derivative_of_its_own_is_part_of_the_identity():
+    def make(slope):
+        @jax.custom_jvp
+        def double(score):
+            return score * 2
+
+        double.defjvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * slope))
+        return trace("score_mods", lambda s, b, h, q, k: double(s), (), jnp.float32)[0]
+
+    assert make(2.0) == make(2.0) and make(2.0) != make(3.0)
+
+    def slope(function):
+        x = jnp.ones((1, 2, 1, 4))
+        return jax.grad(lambda q: jax_fa4.attention(q, 2 * x, x * jnp.arange(4), score_mods=function).sum())(
+            jnp.linspace(0, 1, 8).reshape(x.shape))
+
+    with_two, with_three = (slope(make(n).source) for n in (2.0, 3.0))
+    np.testing.assert_allclose(with_three, 1.5 * with_two, rtol=1e-6)
