@@ -1,8 +1,7 @@
 """What is asked: `AttentionSpec`, and `make_spec`, the one place that validates a call."""
 
-import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,9 @@ from .scalar import trace
 from .scores import Bias, ScoreFn, ScoreMap, ScoreMod, SoftCap
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Of a scale or soft cap: scores are float32 unless the inputs are float64."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,10 @@ def positive(argument: str, value: Any) -> float:
         raise invalid(argument, "a traced array", "a positive finite number known when the program is traced",
                       "Pass a Python float; multiply q by a traced factor yourself")
     number = isinstance(value, numbers.Real | np.ndarray | jax.Array) and not isinstance(value, bool)
-    if number and np.ndim(value) == 0 and math.isfinite(float(value)) and float(value) > 0:
+    if number and np.ndim(value) == 0 and 0 < value <= LARGEST:
         return float(value)
-    raise invalid(argument, f"{value!r}", "a positive finite number", f"Leave {argument} out for the default")
+    raise invalid(argument, f"{value!r}", "a positive finite number (of float32)",
+                  f"Leave {argument} out for the default")
 
 
 def _check_qkv(a: Arguments) -> tuple[jax.Array, jax.Array, jax.Array, int]:
@@ -194,9 +197,19 @@ def _array(argument: str, value: Any, shape: tuple, kind: Any, dtype: Any = None
     return array if dtype is None else array.astype(dtype)
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray)
+
+
 def _lengths(argument: str, value: Any, batch: int, longest: int) -> jax.Array | None:
-    array = _array(argument, value, (batch,), jnp.integer, jnp.int32)
-    return None if array is None else jnp.clip(array, 0, longest)
+    array = _array(argument, value, (batch,), jnp.integer)
+    return None if array is None else cut_int32(array, 0, longest)
+
+
+def cut_int32(x: jax.Array, low: int, high: int) -> jax.Array:
+    """Integers of any dtype as int32 within [low, high]: cut before they are converted, which would wrap them."""
+    info = jnp.iinfo(x.dtype)
+    return jnp.clip(x, max(low, info.min), min(high, info.max)).astype(jnp.int32)
 
 
 def _make_window(window: Any) -> tuple[Mask, jax.Array | None]:
@@ -212,9 +225,9 @@ def _make_window(window: Any) -> tuple[Mask, jax.Array | None]:
         if value is None or (integer and value >= 0):
             bounds.append(None if value is None else min(int(value), masks.UNBOUNDED))
             arrays.append(0)
-        elif isinstance(value, jax.Array) and value.shape == () and jnp.issubdtype(value.dtype, jnp.integer):
+        elif _is_array(value) and value.shape == () and jnp.issubdtype(value.dtype, jnp.integer):
             bounds.append(RUNTIME)
-            arrays.append(jnp.clip(value, -masks.UNBOUNDED, masks.UNBOUNDED).astype(jnp.int32))
+            arrays.append(cut_int32(jnp.asarray(value), -masks.UNBOUNDED, masks.UNBOUNDED))
         else:
             raise invalid(f"window ({side})", repr(value), "None, an integer of at least 0, or an integer scalar array",
                           "Use None for an unbounded side")
@@ -246,7 +259,7 @@ def _make_mask(a: Arguments) -> tuple[Mask, Any, tuple[jax.Array, ...]]:
     mask: Mask = masks.Causal() if flag("causal", a.causal) else masks.Full()
     array = None
     operands: dict[Mask, tuple[jax.Array, ...]] = {}
-    if isinstance(a.mask, jax.Array | np.ndarray):
+    if _is_array(a.mask):
         array = a.mask
         mask &= masks.MaskArray()
     elif a.mask is not None:
@@ -276,10 +289,11 @@ def _make_mask(a: Arguments) -> tuple[Mask, Any, tuple[jax.Array, ...]]:
 def _check_mask_part(part: Mask) -> None:
     """Refuses parts that belong to other arguments, and windows that `window` would refuse."""
     if isinstance(part, masks.Window):
-        if RUNTIME in (part.left, part.right):
+        bounds = part.left, part.right
+        if any(bound is RUNTIME or _is_array(bound) for bound in bounds):
             raise invalid("mask", repr(part), "windows with static bounds",
                           "Pass traced bounds as window=(left, right)")
-        _make_window((part.left, part.right))
+        _make_window(bounds)
     elif not isinstance(part, masks.Causal | MaskFn | masks.Predicate):
         remedy = {masks.Segments: "Pass q_segment_ids and kv_segment_ids",
                   masks.Lengths: "Pass q_lengths or kv_lengths",
@@ -294,12 +308,12 @@ def _make_score_mods(a: Arguments, score_dtype: Any) -> tuple[tuple[ScoreMod, ..
         mods.append(SoftCap(positive("softcap", a.softcap)))
     if a.bias is not None:
         mods.append(Bias())
-    given = [a.score_mods] if callable(a.score_mods) or isinstance(a.score_mods, ScoreFn) else a.score_mods
-    for mod in given:
+    several = isinstance(a.score_mods, Iterable) and not callable(a.score_mods)
+    for mod in a.score_mods if several else [a.score_mods]:
         wrapped = ScoreFn(mod) if callable(mod) else mod
         if not isinstance(wrapped, ScoreFn):
             raise invalid("score_mods", repr(mod), "functions f(score, b, h, q, k) and ScoreFn(f, operands=...)",
-                          "Soft-capping and bias have arguments of their own")
+                          "Leave score_mods out for none; soft-capping and bias have arguments of their own")
         function, arrays = trace("score_mods", wrapped.function, wrapped.operands, score_dtype)
         mods.append(ScoreMap(function))
         operands += arrays

@@ -95,6 +95,17 @@ def test_poison_where_nothing_reads():
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "int64"])
+def test_lengths_and_windows_of_any_integer_dtype(dtype):
+    q, k, v = inputs()
+    largest = np.iinfo(dtype).max
+    want = attend(q, k, v, kv_lengths=np.array([8, 3]), window=(2, 1)), attend(q, k, v)
+    with jax.enable_x64(True):
+        some = attend(q, k, v, kv_lengths=jnp.array([largest, 3], dtype), window=(jnp.array(2, dtype), np.int8(1)))
+        all_ = attend(q, k, v, window=(jnp.array(largest, dtype), np.array(largest, dtype)))
+    np.testing.assert_allclose((some, all_), want, rtol=1e-5, atol=1e-6)
+
+
 def test_packed_segments_equal_separate_calls():
     q, k, v = inputs(S=8, B=1)
     ids = jnp.array([[3, 3, 3, 1, 1, 1, 1, 1]])

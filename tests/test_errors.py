@@ -14,6 +14,12 @@ B, S, T, H, K, D = 2, 5, 6, 4, 2, 8
 Q, KV = np.zeros((B, S, H, D), np.float32), np.zeros((B, T, K, D), np.float32)
 TABLE = jnp.arange(float(H))
 
+
+@jax.jit
+def plus_table(score, h):
+    return score + TABLE[h]
+
+
 BAD = {
     "rank": (dict(q=Q[0]), r"q: received shape \[5, 4, 8\]; allowed: rank 4.*x\[None\]"),
     "not an array": (dict(q=[1.0]), "q: received list; allowed: an array"),
@@ -30,6 +36,7 @@ BAD = {
     "zero scale": (dict(scale=0.0), "scale: received 0.0; allowed: a positive finite number.*default"),
     "negative scale": (dict(scale=-1.0), "scale: received -1.0"),
     "nan scale": (dict(scale=float("nan")), "scale: received nan"),
+    "scale beyond float32": (dict(scale=1e39), r"scale: received 1e\+39; allowed: .* \(of float32\)"),
     "infinite softcap": (dict(softcap=float("inf")), "softcap: received inf"),
     "zero softcap": (dict(softcap=0), "softcap: received 0; allowed: a positive finite number"),
     "boolean softcap": (dict(softcap=True), "softcap: received True"),
@@ -39,6 +46,7 @@ BAD = {
     "fractional window": (dict(window=(1.5, 0)), r"window \(left\): received 1.5"),
     "negative mask": (dict(mask=masks.Window(-3, 0)), r"window \(left\): received -3"),
     "run-time mask": (dict(mask=masks.Window(masks.RUNTIME, 0)), "mask: received Window.*traced bounds as window="),
+    "array in a mask": (dict(mask=masks.Window(jnp.int32(3), 0)), "mask: received Window.*traced bounds as window="),
     "mask type": (dict(mask=3), "mask: received 3; allowed: a mask of"),
     "mask array": (dict(mask=np.ones((S, T), bool)), r"mask: received shape \[5, 6\]; allowed: shape \[2 or 1, 4 or 1"),
     "mask dtype": (dict(mask=np.ones((B, 1, S, T), np.float32)), "mask: received dtype float32; allowed: bool"),
@@ -66,6 +74,11 @@ BAD = {
     "backend": (dict(backend="cudnn"), "backend: received 'cudnn'; allowed: 'auto', 'cuda', 'xla', 'emulate:sm_90a'"),
     "backend type": (dict(backend=None), "backend: received None"),
     "score mod": (dict(score_mods=[3]), "score_mods: received 3; allowed: functions"),
+    "no score mod": (dict(score_mods=None), "score_mods: received None; allowed: functions.*out for none"),
+    "operands": (dict(mask=masks.MaskFn(lambda b, h, q, k, n: q > n, TABLE)),
+                 r"mask \(operands\): received ArrayImpl; allowed: a tuple of arrays.*\(array,\)"),
+    "operand": (dict(score_mods=jax_fa4.ScoreFn(lambda s, b, h, q, k, n: s, (TABLE, None))),
+                r"score_mods \(operands\): received tuple of ArrayImpl, NoneType; allowed: a tuple of arrays"),
     "score arity": (dict(score_mods=lambda s: s), "score_mods: .*failed when called with scalars: TypeError"),
     "score dtype": (dict(score_mods=lambda s, b, h, q, k: s > 0),
                     r"score_mods: .*returns bool\[\]; allowed: one scalar"),
@@ -76,6 +89,8 @@ BAD = {
                     r"mask: .*returns int32\[\]; allowed: one scalar of dtype bool"),
     "captured array": (dict(score_mods=lambda s, b, h, q, k: s * TABLE[h]),
                        r"score_mods: .*captures an array \(float32\[4\]\).*ScoreFn\(f, operands="),
+    "captured under jit": (dict(score_mods=lambda s, b, h, q, k: plus_table(s, h)),
+                           r"score_mods: .*captures an array \(float32\[4\]\)"),
     "captured in a mask": (dict(mask=lambda b, h, q, k: TABLE[h] > q), r"mask: .*MaskFn\(f, operands="),
 }
 
