@@ -91,12 +91,14 @@ class Blocks:
     def cut(cls, spec: AttentionSpec, operands: Operands) -> "Blocks":
         batch, rows, heads, _ = operands.q.shape
         columns = operands.k.shape[1]
-        longest = math.sqrt(TILE_BYTES / 4 / max(1, batch * heads))
+        longest = math.sqrt(TILE_BYTES / 4 / max(1, heads * (batch if isinstance(batch, int) else 1)))
         longest = max(SHORTEST_BLOCK, min(LONGEST_BLOCK, 1 << round(math.log2(max(1.0, longest)))))
-        count_q, count_k = -(-rows // longest), -(-columns // longest)
+        known = isinstance(rows, int) and isinstance(columns, int)
+        # A symbolic length (`jax.export`) is one block: the pairs below are part of the program.
+        count_q, count_k = (-(-n // longest) if isinstance(n, int) else 1 for n in (rows, columns))
         block_q, block_k = -(-rows // count_q), -(-columns // count_k)
         ranges = [(0, count_k)] * count_q
-        if _is_static(spec):
+        if known and _is_static(spec):
             fixed = Geometry.bottom_right(rows, columns)
             for i in range(count_q):
                 start, _, _, end = masks.block_range(spec.mask, i, block_q, block_k, fixed)
@@ -337,6 +339,7 @@ def _learned(operands: Operands) -> tuple[jax.Array | None, ...]:
 
 def _add_tile(dbias: jax.Array, part: jax.Array, at: scores.Tile) -> jax.Array:
     """Adds a tile's cotangent [B|1, H|1, Q|1, K] to that of the whole bias."""
-    first = (0, 0, at.rows[0] if dbias.shape[2] > 1 else 0, at.columns[0])
+    zero = jnp.zeros_like(at.columns[0])  # all of one dtype, which a Python 0 would not be in 64-bit mode
+    first = (zero, zero, at.rows[0] if dbias.shape[2] > 1 else zero, at.columns[0])
     old = lax.dynamic_slice(dbias, first, part.shape)
     return lax.dynamic_update_slice(dbias, old + part.astype(dbias.dtype), first)

@@ -1,5 +1,7 @@
 """The XLA backend against the float64 oracle, and its costs that do not depend on the machine."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +46,13 @@ def test_other_case(case, small_blocks):
     check(case)
 
 
+def test_float64(small_blocks):
+    """With every variant: indices that JAX makes are 64 bits wide."""
+    case = next(case for case in cases.CASES if case.name == "everything")
+    with jax.enable_x64(True):
+        check(dataclasses.replace(case, dtype="float64"))
+
+
 def test_quick_cases_exist_and_cover_every_variant():
     assert {c.name for c in cases.CASES} >= QUICK
     everywhere = {tag for c in cases.CASES for tag in c.variants}
@@ -62,6 +71,24 @@ def test_one_block_and_uneven_blocks_agree(monkeypatch):
     monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 8)
     for one, other in zip(whole, run(), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+
+
+def test_symbolic_sizes(small_blocks):
+    """A program for any batch and lengths, as `jax.export` makes it."""
+    batch, rows, columns = jax.export.symbolic_shape("b, s, t")
+    shapes = [jax.ShapeDtypeStruct((batch, n, heads, 8), jnp.float32)
+              for n, heads in ((rows, 4), (columns, 2), (columns, 2))]
+
+    def gradients(q, k, v):
+        return jax.grad(lambda *x: jnp.sin(jax_fa4.attention(*x, causal=True, window=(20, None))).sum(), (0, 1, 2))(
+            q, k, v)
+
+    exported = jax.export.export(jax.jit(gradients), platforms=("cpu",))(*shapes)
+    for b, s, t in ((1, 30, 30), (3, 60, 17)):
+        a = cases.Case("", (), cases.Shape(b, s, t, 4, 2, 8, 8), "float32").make()
+        arrays = a["q"], a["k"], a["v"]
+        for got, want in zip(exported.call(*arrays), gradients(*arrays), strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 def test_pairs_visited():
