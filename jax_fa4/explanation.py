@@ -9,6 +9,9 @@ import jax
 from jax_fa4 import backends, plan
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
+_STATIC = {"causal", "deterministic", "scale", "softcap"}
+"""Arguments that are part of the program, even as scalars of NumPy."""
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -53,8 +56,9 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> Explanation:
     """
     for ignored in ("backend", "return_lse"):
         arguments.pop(ignored, None)
-    arrays = {"q": q, "k": k, "v": v} | {name: x for name, x in arguments.items() if _is_array(x)}
-    static = {name: x for name, x in arguments.items() if not _is_array(x)}
+    arguments |= {"q": q, "k": k, "v": v}
+    arrays = {name: x for name, x in arguments.items() if hasattr(x, "shape") and name not in _STATIC}
+    static = {name: x for name, x in arguments.items() if name not in arrays}
     found: list[Explanation] = []
 
     def inspect(arrays: dict[str, Any]) -> None:
@@ -66,7 +70,3 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> Explanation:
 
     jax.eval_shape(inspect, arrays)
     return found[0]
-
-
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "shape") and hasattr(x, "dtype")

@@ -60,7 +60,7 @@ class Mask:
         """A picture of the mask for S = rows, T = columns (rows by default), with the blocks a kernel would visit."""
         from .draw import mask_picture  # imported here: it draws by `attention`'s arguments, and needs this module
 
-        return mask_picture(rows, columns or rows, block, mask=self)
+        return mask_picture(rows, rows if columns is None else columns, block, mask=self)
 
 
 @dataclass(frozen=True)

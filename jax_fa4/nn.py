@@ -115,7 +115,7 @@ def dot_product_attention(  # jax.nn's own signature, hence its number of parame
     )
     lse = jnp.swapaxes(lse, 1, 2)  # [B, T, N]
     sees_nothing = jnp.isneginf(lse)
-    if positional or mask is not None or bias is not None or kv_lengths is not None:
+    if kv_len and (positional or mask is not None or bias is not None or kv_lengths is not None):
         o = jnp.where(sees_nothing[..., None], _mean_value(v, q.shape[2]), o)
     if q_lengths is not None:
         inside = jnp.arange(q.shape[1]) < q_lengths[:, None]

@@ -61,6 +61,7 @@ def test_explain_takes_shapes_and_agrees_with_what_runs():
             attention(x, x, x, window=(3, None), bias=jnp.ones((1, 1, 16, 16)), backend=backend)
     with pytest.raises(ValueError, match="window"):
         explain(q, q, q, window=(-1, 0))
+    assert explain(q, q, q, scale=np.float32(0.5), causal=np.bool_(True)).spec.scale == 0.5
 
 
 def test_check_passes_on_xla_and_counts(capsys):

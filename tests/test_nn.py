@@ -51,7 +51,7 @@ def assert_same(args, atol=2e-5, gradients=True, **options):
     originals = (args[0], *(args[i] for i in floating))
     for mine, theirs, original in zip(got, expected, originals):  # noqa: B905 (no gradients: only the output)
         assert mine.shape == theirs.shape and mine.dtype == original.dtype
-        scale = max(1.0, float(jnp.abs(theirs).max()))
+        scale = float(jnp.abs(theirs).max(initial=1.0))
         np.testing.assert_allclose(np.asarray(mine, np.float32) / scale, theirs / scale, atol=atol)
 
 
@@ -111,6 +111,10 @@ def test_half_precision_bias_keeps_its_dtype():
 def test_masks_broadcast(shape):
     mask = jax.random.bernoulli(jax.random.key(4), 0.5, shape)
     assert_same((*inputs(), None, mask), gradients=False)
+
+
+def test_no_keys():
+    assert_same(inputs(kv_len=0), is_causal=True)
 
 
 def test_mask_bias_and_causal_together():
