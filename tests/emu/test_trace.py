@@ -176,5 +176,6 @@ def test_attention(arch, backward):
     assert {"mma", "softmax0", "correction"} <= roles or arch == "sm_90a" or backward
     made = sum(s.details["FLOP"] for track in found.tracks if track.role == "tensor core" for s in track.slices)
     needed = (10 if backward else 4) * rows * rows * width
-    # Hopper's forward issues the first scores of a next tile before it knows whether there is one.
-    assert made == needed or (arch == "sm_90a" and not backward and made == needed + 2 * 128 * 128 * width)
+    # Hopper's forward issues the first scores of a next tile before it knows whether there is one; its backward makes
+    # dQ of the step before a CTA's first, and drops it.
+    assert made == needed + (2 * 128 * 128 * width if arch == "sm_90a" else 0)
