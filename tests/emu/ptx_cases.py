@@ -180,6 +180,14 @@ def _matrix() -> Case:
                 {"results": out})
 
 
+def _in_place() -> Case:
+    sums = np.random.default_rng(6).integers(-9, 9, (32, 2)).astype(np.float32)
+    row = np.arange(32, dtype=np.uint32) // 4  # its thread filled it with its number; a matrix has 8
+    out = np.concatenate([row[:, None] + np.arange(0, 32, 8, np.uint32), sums.view(np.uint32)], 1)
+    return Case("in_place", _file("in_place"), {"results": _words(32, 6), "sums": sums}, ("results", "sums"),
+                {"results": out, "sums": sums + np.array([4, 2], np.float32)})
+
+
 # ---- asynchronous copies ---------------------------------------------------------------------------------------------
 
 def _bulk() -> Case:
@@ -276,7 +284,7 @@ def _tile(dtype, shape, box, swizzle, coordinate, fill_nan, entry="main") -> Cas
 def cases() -> tuple[Case, ...]:
     made = [_elementwise(name) for name in elementwise.FAMILIES]
     made += [_shuffle(), _divergence(), _memory(), _barrier(), _mbarrier(), _cluster(), _atomics(), _matrix(), _bulk()]
-    made += [_cluster_launch()]
+    made += [_in_place(), _cluster_launch()]
     made += [_tile(*tile) for tile in TILES]
     made += [_tile("f32", (12, 40), (16, 8), "64B", (32, 7), False, "reduce")]
     made += [wgmma(n, "bf16", "f32", "128B", False, False, 64) for n in (8, 64, 128, 256)]

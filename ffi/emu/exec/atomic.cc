@@ -86,11 +86,13 @@ Status execute_atomic(Warp& w, const Inst& in, Mask m) {
       p = cluster.global.write(address, total);
       if (f.wide && cluster.order) cluster.order->synchronise(address, {f.acquires, f.releases, true, true});
     }
+    const auto read = [&](Slot s) -> uint64_t { return wide ? w.pairs(s)[lane] : w.words(s)[lane]; };
+    uint64_t values[8];  // all of them first: a result may go to the register of one
+    for (int k = 0; k < f.count; ++k) values[k] = read(f.value[k]);
     for (int k = 0; k < f.count; ++k, p += bytes) {
       uint64_t old = 0;
       std::memcpy(&old, p, bytes);
-      const auto read = [&](Slot s) -> uint64_t { return wide ? w.pairs(s)[lane] : w.words(s)[lane]; };
-      const uint64_t now = apply(f, old, read(f.value[k]), f.compare == kNoSlot ? 0 : read(f.compare));
+      const uint64_t now = apply(f, old, values[k], f.compare == kNoSlot ? 0 : read(f.compare));
       std::memcpy(p, &now, bytes);
       if (f.result[k] == kNoSlot) continue;
       if (wide) w.pairs(f.result[k])[lane] = old;

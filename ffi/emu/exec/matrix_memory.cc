@@ -16,11 +16,13 @@ struct MatrixForm : Extra {
 template <bool kStore>
 Status execute_matrix(Warp& w, const Inst& in, Mask) {
   const MatrixForm& f = static_cast<const MatrixForm&>(*in.extra);
+  uint32_t addresses[kLanes];  // all of them first: a matrix may go to their register
+  for (int lane = 0; lane < kLanes; ++lane) addresses[lane] = static_cast<uint32_t>(f.address.of(w, lane));
   for (int k = 0; k < f.count; ++k) {
     uint16_t matrix[8][8];
     uint8_t* rows[8];
     for (int row = 0; row < 8; ++row) {
-      const uint32_t address = static_cast<uint32_t>(f.address.of(w, 8 * k + row));
+      const uint32_t address = addresses[8 * k + row];
       check_aligned(address, 16, "shared");
       bool written = true;
       rows[row] = kStore ? shared_write(w, address, 16, false)
