@@ -158,9 +158,12 @@ def test_ring_of_rings(options):
     assert_close(problem.spread(run, "contiguous", 8), want)
 
 
-@pytest.mark.parametrize("rows, keys", [(16, 48), (48, 16)])
-def test_unequal_lengths_align_bottom_right(rows, keys):
-    problem = Problem.draw(2, {"causal": True}, rows, keys)
+@pytest.mark.parametrize("rows, keys, options", [
+    (16, 48, {}), (48, 16, {}), (48, 16, OPTIONS["functions"]),
+    (48, 48, OPTIONS["functions"] | {"q_lengths": jnp.array([40, 9]), "kv_lengths": jnp.array([30, 48])})])
+def test_unequal_lengths_align_bottom_right(rows, keys, options):
+    """But functions get the indices of rows and keys, as in `attention`."""
+    problem = Problem.draw(2, {"causal": True, **options}, rows, keys)
     run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(4))
     assert_close(problem.spread(run, "contiguous", 4), problem.on_one_device())
 
@@ -211,13 +214,16 @@ def test_inside_shard_map(check_vma):
     assert_close(problem.spread(run, "contiguous", 4), problem.on_one_device())
 
 
-def test_explicit_mesh_reshards():
+@pytest.mark.parametrize("other, kind", [
+    (AxisType.Explicit, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto), (AxisType.Auto, AxisType.Explicit)])
+def test_explicit_mesh_reshards(other, kind):
+    """Also where the call leaves an axis of the mesh alone."""
     problem = Problem.draw(5, {"causal": True})
-    mesh = mesh_of(4, kind=AxisType.Explicit)
+    mesh = jax.make_mesh((2, 4), ("other", "sp"), axis_types=(other, kind))
     with jax.set_mesh(mesh):
-        placed = [jax.device_put(x, NamedSharding(mesh, P())) for x in (problem.q, problem.k, problem.v)]
+        placed = [jax.device_put(x, NamedSharding(mesh, P("other"))) for x in (problem.q, problem.k, problem.v)]
         o = jax.jit(lambda q, k, v: ring_attention(q, k, v, axis="sp", causal=True, backend="xla"))(*placed)
-        assert jax.typeof(o).sharding.spec[1] == "sp"
+        assert jax.typeof(o).sharding.spec[1] == ("sp" if kind is AxisType.Explicit else None)
     want = jax_fa4.attention(problem.q, problem.k, problem.v, causal=True, backend="xla")
     np.testing.assert_allclose(o, want, atol=1e-5)
 

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..errors import invalid
@@ -63,7 +62,7 @@ def ring_attention(
       backend: as in `attention`.
       **options: every other keyword of `attention` but `bias` and mask arrays, which would be as large as the scores.
         Segment ids are in the order of `layout`; lengths count rows of the natural order. `MaskFn` and `ScoreFn` get
-        positions in the whole sequence, and with `axis` the b and h of the whole arrays.
+        q and k of the whole sequence in natural order, and with `axis` the b and h of the whole arrays.
 
     Returns:
       o [B, S, H, E] in the dtype of q and the order of `layout`; with `return_lse`, (o, lse).
@@ -174,9 +173,8 @@ class _Call:
         specs = place.specs(operands)
         leaves, tree = jax.tree.flatten(operands)
         leaf_specs = tuple(jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P)))
-        if AxisType.Explicit in place.mesh.axis_types:
-            sharding = [NamedSharding(place.mesh, spec) for spec in leaf_specs]
-            leaves = [jax.sharding.reshard(x, s) for x, s in zip(leaves, sharding, strict=True)]
+        if place.explicit:
+            leaves = [jax.sharding.reshard(x, place.in_type(spec)) for x, spec in zip(leaves, leaf_specs, strict=True)]
 
         def body(*leaves: jax.Array) -> tuple[jax.Array, jax.Array]:
             local = jax.tree.unflatten(tree, leaves)
@@ -204,9 +202,14 @@ class _Call:
         batch_offset, head_offset = first
         for axis in axes.exchange:
             head_offset = head_offset + lax.axis_index(axis) * local.q.shape[2]
-        if not all(isinstance(offset, int) for offset in (batch_offset, head_offset)) and _has_functions(spec):
-            spec, local = with_global_indices(spec, local, batch_offset, head_offset)
-        spec = dataclasses.replace(spec, group=local.q.shape[2] // local.k.shape[2])
+        if _has_functions(spec) and local.q.shape[0]:
+            # Steps count rows by aligned positions; functions get their indices, unless the call gives positions.
+            rows, keys = (x.shape[1] * axes.ring_size if lengths is None else lengths for x, lengths in (
+                (local.q, local.q_lengths), (local.k, local.kv_lengths)))
+            offsets = batch_offset, head_offset, 0 if spec.positions else rows - keys
+            if any(not isinstance(offset, int) or offset for offset in offsets):
+                spec, local = with_global_indices(spec, local, offsets)
+        spec = dataclasses.replace(spec, group=local.q.shape[2] // max(1, local.k.shape[2]))
         needed = needed_blocks(spec, self.layout, axes.ring_size, local.q.shape[1], local.k.shape[1])
         levels = make_levels(axes.ring, needed)
         ring = Ring(cut_blocks(levels, spec, self.layout, local.q.shape[1], local.k.shape[1]), self.layout)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..errors import invalid
@@ -108,6 +109,17 @@ class Placement:
                 used.add(name)
         sizes = ({name: mesh.shape[name] for name in axis_names(axes)} for axes in (ring, exchange))
         return cls(mesh, SequenceAxes(*sizes), batch, heads)
+
+    @property
+    def explicit(self) -> set[str]:
+        """The mesh's Explicit axes, which are part of the types of arrays."""
+        types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
+        return {name for name, kind in types if kind == AxisType.Explicit}
+
+    def in_type(self, spec: P) -> NamedSharding:
+        """How an array that lies by `spec` is sharded as far as its type says."""
+        kept = (tuple(name for name in axis_names(axes) if name in self.explicit) for axes in spec)
+        return NamedSharding(self.mesh, P(*(names or None for names in kept)))
 
     @property
     def names(self) -> set[str]:
