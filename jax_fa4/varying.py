@@ -42,9 +42,8 @@ def with_auto_axes(function: Callable, out_specs: Any) -> Callable:
       function: of arrays.
       out_specs: PartitionSpecs of its results, which are their types where axes are Explicit.
     """
-    if not jax.sharding.get_abstract_mesh().explicit_axes:
-        return function
-    return jax.sharding.auto_axes(function, out_sharding=out_specs)
+    axes = jax.sharding.get_abstract_mesh().explicit_axes
+    return jax.sharding.auto_axes(function, axes=axes, out_sharding=out_specs) if axes else function
 
 
 def spec_of(x: jax.Array) -> PartitionSpec:

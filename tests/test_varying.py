@@ -73,3 +73,17 @@ def test_gradients_of_replicated_operands_are_summed(call):
     with jax.set_mesh(jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))):
         mapped = jax.shard_map(local, in_specs=(P(None, "x"), P(), P()), out_specs=P(), check_vma=True)
         compare(jax.jit(jax.grad(mapped, (0, 1, 2)))(q, k, v), want)
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices (tests/conftest.py gives 8 on the CPU)")
+def test_shard_map_over_some_explicit_axes(call):
+    """The axes that are left stay Explicit inside."""
+    args, want = call
+    with jax.set_mesh(jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)):
+        placed = [jax.device_put(x, P("x", None, "y")) for x in args]
+
+        def total(q, k, v, lengths):
+            return jax.shard_map(lambda *a: jax.lax.psum(loss(*a), "x"), in_specs=P("x"), out_specs=P(),
+                                 axis_names={"x"})(q, k, v, lengths)
+
+        compare(jax.jit(jax.value_and_grad(total, (0, 1, 2)))(*placed, jax.device_put(LENGTHS, P("x"))), want)
