@@ -139,7 +139,8 @@ def operand_gradients(
 ) -> Operands:
     """Cotangents of all operands, in their own dtypes (zeros for those without a gradient)."""
     (o, lse), (do, dlse) = results, cotangents
-    d = delta(o, do, dlse)
+    # Where LSE is constant its cotangent may be NaN: that of `where(isfinite(lse), f(lse), 0)` is, for many an f.
+    d = delta(o, do, jnp.where(lse == -jnp.inf, 0, dlse))
     g = backward(spec, operands, lse, d, do)
     zeros = jax.tree.map(jnp.zeros_like, operands)
     score_operands = tuple(

@@ -287,3 +287,12 @@ def test_delta_and_sink_gradient():
     assert d.dtype == jnp.float32 and d.shape == (2, 4, 3) and (d == 9).all()
     lse = jnp.full((2, 4, 3), -jnp.inf).at[0].set(1.0)
     np.testing.assert_allclose(vjp.sink_gradient(jnp.ones(4), lse, d), [-27.0] * 4)
+
+
+def test_a_row_without_keys_has_zero_gradients_whatever_is_done_with_its_lse():
+    def total(q, k, v):
+        o, lse = attend(q, k, v, kv_lengths=jnp.array([0, 9]), return_lse=True)
+        return o.sum() + jnp.where(jnp.isfinite(lse), jnp.cos(lse), 0).sum()  # its derivative at -inf is NaN
+
+    for gradient in jax.grad(total, (0, 1, 2))(*inputs()):
+        assert not gradient[0].any() and np.isfinite(gradient[1]).all() and gradient[1].any()
