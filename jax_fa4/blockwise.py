@@ -167,8 +167,9 @@ class _Call:
         i, j = blocks.pairs.T
         needed = None
         if not _is_static(self.spec):
-            start, _, _, end = masks.block_range(self.spec.mask, i, blocks.block_q, blocks.block_k, self.geometry)
-            needed = (start <= j) & (j < end)
+            start, _, _, end = masks.block_range(
+                self.spec.mask, i[None, None, None], blocks.block_q, blocks.block_k, self.geometry)
+            needed = (start <= j[None, None, None]) & (j[None, None, None] < end)
         if masks.Segments() in self.spec.mask.parts:
             (q_low, q_high), (k_low, k_high) = (
                 [reduce(ids.reshape(*ids.shape[:1], count, -1), axis=2) for reduce in (jnp.min, jnp.max)]

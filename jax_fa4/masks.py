@@ -359,8 +359,9 @@ def allowed(mask: Mask, tile: Tile, geometry: Geometry, operands: Any) -> jax.Ar
       geometry: numbers JAX, fields scalar or [B, 1, 1, 1].
       operands: the call's `Operands`, for segment ids, the mask array and the arrays of predicates.
     """
-    low, high = row_interval(mask, tile.rows[:, None], geometry)
-    keep = (tile.columns >= low) & (tile.columns < high)
+    low, high = row_interval(mask, tile.rows[None, None, :, None], geometry)
+    columns = tile.columns[None, None, None]
+    keep = (columns >= low) & (columns < high)
     read = 0
     for part in mask.parts:
         if isinstance(part, Segments):

@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_fa4.api import attention
+from jax_fa4.spec import compute_dtype
 
 _ROWS_FROM_ZERO = (0, 1)  # offset and stride: row i sits at position i, which aligns causal and windows top-left
 
@@ -93,7 +94,7 @@ def dot_product_attention(  # jax.nn's own signature, hence its number of parame
     q, static_scale = _static_scale(q, scale)
     window, mask = _window(local_window_size, mask, scores_shape)
     if bias is not None:
-        bias = _whole_rows("bias", bias, scores_shape).astype(jnp.promote_types(q.dtype, jnp.float32))
+        bias = _whole_rows("bias", bias, scores_shape).astype(compute_dtype(q.dtype))
     if mask is not None:
         mask = _whole_rows("mask", mask, scores_shape)
     positional = is_causal or window is not None
@@ -118,7 +119,7 @@ def dot_product_attention(  # jax.nn's own signature, hence its number of parame
     if kv_len and (positional or mask is not None or bias is not None or kv_lengths is not None):
         o = jnp.where(sees_nothing[..., None], _mean_value(v, q.shape[2]), o)
     if q_lengths is not None:
-        inside = jnp.arange(q.shape[1]) < q_lengths[:, None]
+        inside = jnp.arange(q.shape[1])[None] < q_lengths[:, None]
         o = jnp.where(inside[:, :, None, None], o, 0)
     o = o.reshape(output_shape)
     if not return_residual:
@@ -160,7 +161,7 @@ def _static_scale(q: jax.Array, scale: ArrayLike | None) -> tuple[jax.Array, flo
         return q, None
     if isinstance(scale, int | float | np.number) and 0 < scale < float("inf"):
         return q, float(scale)
-    return (q.astype(jnp.promote_types(q.dtype, jnp.float32)) * scale).astype(q.dtype), 1.0
+    return (q.astype(compute_dtype(q.dtype)) * scale).astype(q.dtype), 1.0
 
 
 def _window(
@@ -172,12 +173,12 @@ def _window(
     left, right = (size, size) if isinstance(size, int) else size
     if left >= 0 and right >= 0:
         return (left, right), mask
-    distance = jnp.arange(shape[3]) - jnp.arange(shape[2])[:, None]
-    band = ((distance >= -left) & (distance <= right))[None, None]
+    distance = jnp.arange(shape[3])[None, None, None] - jnp.arange(shape[2])[None, None, :, None]
+    band = (distance >= -left) & (distance <= right)
     return None, band if mask is None else band & mask
 
 
 def _mean_value(v: jax.Array, heads: int) -> jax.Array:
     """Mean over all keys of v [B, S, K, H], repeated for each query head: [B, 1, N, H]."""
-    mean = v.astype(jnp.promote_types(v.dtype, jnp.float32)).mean(axis=1, keepdims=True).astype(v.dtype)
+    mean = v.astype(compute_dtype(v.dtype)).mean(axis=1, keepdims=True).astype(v.dtype)
     return jnp.repeat(mean, heads // v.shape[2], axis=2)

@@ -79,6 +79,6 @@ def tile(operands: Operands, rows: jax.Array, columns: jax.Array) -> Tile:
     q, k = rows, columns
     if operands.positions is not None:
         q_offset, q_stride, kv_offset, kv_stride = (operands.positions[:, i, None] for i in range(4))
-        q, k = q_offset + q_stride * rows, kv_offset + kv_stride * columns
+        q, k = q_offset + q_stride * rows[None], kv_offset + kv_stride * columns[None]
     examples, query_heads = jnp.arange(batch, dtype=jnp.int32), jnp.arange(heads, dtype=jnp.int32)
     return Tile(examples, query_heads, rows, columns, q, k)

@@ -22,6 +22,11 @@ LARGEST = float(np.finfo(np.float32).max)
 """Of a scale or soft cap: scores are float32 unless the inputs are float64."""
 
 
+def compute_dtype(dtype: Any) -> Any:
+    """Of scores, statistics, accumulators and LSE: float32, or float64 for float64 inputs."""
+    return jnp.dtype("float64" if dtype == "float64" else "float32")
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """What one attention call computes; hashable, without arrays, lengths, tiles or architecture.
@@ -54,8 +59,8 @@ class AttentionSpec:
 
     @property
     def compute_dtype(self) -> Any:
-        """Of scores, statistics, accumulators and LSE: float32, or float64 for float64 inputs."""
-        return jnp.dtype("float64" if self.dtype == "float64" else "float32")
+        """`compute_dtype(self.dtype)`."""
+        return compute_dtype(self.dtype)
 
     @property
     def out_dtype(self) -> Any:
@@ -100,10 +105,10 @@ def make_spec(arguments: Arguments) -> tuple[AttentionSpec, Operands]:
     a = arguments
     q, k, v, group = _check_qkv(a)
     scale = a.q.shape[3] ** -0.5 if a.scale is None else positive("scale", a.scale)
-    compute_dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+    wide = compute_dtype(q.dtype)
     window, window_array = _make_window(a.window)
     mask, mask_array, mask_operands = _make_mask(a)
-    mods, score_operands = _make_score_mods(a, compute_dtype)
+    mods, score_operands = _make_score_mods(a, wide)
     positions = _make_positions(a)
     spec = AttentionSpec(
         dtype=str(q.dtype), head_dim=q.shape[3], value_head_dim=v.shape[3], group=group, scale=scale,
@@ -114,7 +119,7 @@ def make_spec(arguments: Arguments) -> tuple[AttentionSpec, Operands]:
     operands = Operands(
         q, k, v,
         bias=_array("bias", a.bias, ((batch, 1), (heads, 1), (rows, 1), columns), jnp.floating),
-        sinks=_array("sinks", a.sinks, (heads,), jnp.floating, compute_dtype),
+        sinks=_array("sinks", a.sinks, (heads,), jnp.floating, wide),
         q_segment_ids=_array("q_segment_ids", a.q_segment_ids, (batch, rows), jnp.integer, jnp.int32),
         kv_segment_ids=_array("kv_segment_ids", a.kv_segment_ids, (batch, columns), jnp.integer, jnp.int32),
         q_lengths=_lengths("q_lengths", a.q_lengths, batch, rows),

@@ -20,7 +20,7 @@ from .blockwise import Gradients
 from .errors import Unsupported
 from .linear import linear_call
 from .operands import Operands
-from .spec import AttentionSpec
+from .spec import AttentionSpec, compute_dtype
 from .varying import match_varying
 
 CHECKPOINT_NAMES = ("fa4_out", "fa4_lse")
@@ -154,13 +154,13 @@ def operand_gradients(
 
 def delta(o: jax.Array, do: jax.Array, dlse: jax.Array | None = None) -> jax.Array:
     """rowsum(o * do) - dlse, [B, H, S] in float32 or wider: what every score's cotangent in a row has subtracted."""
-    wide = jnp.promote_types(o.dtype, jnp.float32)
+    wide = compute_dtype(o.dtype)
     rows = (o.astype(wide) * do.astype(wide)).sum(axis=-1).transpose(0, 2, 1)
     return rows if dlse is None else rows - dlse.astype(wide)
 
 
 def sink_gradient(sinks: jax.Array, lse: jax.Array, delta: jax.Array) -> jax.Array:
     """The cotangent of sinks [H]: -sum(exp(sink - lse) * delta) over examples and rows."""
-    sinks = sinks[:, None]
+    sinks = sinks[None, :, None]
     p = jnp.where(lse == -jnp.inf, 0, jnp.exp(sinks - jnp.where(lse == -jnp.inf, 0, lse)))
     return -(p * delta).sum(axis=(0, 2))

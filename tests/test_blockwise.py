@@ -53,6 +53,22 @@ def test_float64(small_blocks):
         check(dataclasses.replace(case, dtype="float64"))
 
 
+@pytest.mark.parametrize("case", [c for c in cases.CASES if c.name in {"kitchen-sink", "positions", "bias", "full"}],
+                         ids=lambda c: c.name)
+def test_without_implicit_promotion(case):
+    """Programs may forbid JAX to promote ranks and dtypes."""
+    arguments = case.make()
+    q, k, v = (jnp.asarray(arguments.pop(name)) for name in "qkv")
+
+    def loss(q, k, v):
+        o, lse = jax_fa4.attention(q, k, v, **arguments, return_lse=True, backend="xla")
+        return o.sum().astype(jnp.float32) + lse.sum()
+
+    want = jax.eval_shape(jax.grad(loss, (0, 1, 2)), q, k, v)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        assert jax.eval_shape(jax.grad(loss, (0, 1, 2)), q, k, v) == want
+
+
 def test_quick_cases_exist_and_cover_every_variant():
     assert {c.name for c in cases.CASES} >= QUICK
     everywhere = {tag for c in cases.CASES for tag in c.variants}

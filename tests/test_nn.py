@@ -113,6 +113,17 @@ def test_masks_broadcast(shape):
     assert_same((*inputs(), None, mask), gradients=False)
 
 
+def test_without_implicit_promotion():
+    q, k, v = inputs(dtype="bfloat16")
+    bias, mask = jnp.zeros((33, 47), jnp.bfloat16), jnp.ones((33, 47), bool)
+    lengths = jnp.array([3, 4], jnp.int32)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        o = jax.eval_shape(lambda *x: dot_product_attention(
+            *x, scale=jnp.float32(0.3), is_causal=True, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+            local_window_size=(-1, 3)), q, k, v, bias, mask)
+    assert (o.shape, o.dtype) == (q.shape, q.dtype)
+
+
 def test_no_keys():
     assert_same(inputs(kv_len=0), is_causal=True)
 
