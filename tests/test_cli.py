@@ -64,6 +64,31 @@ def test_explain_takes_shapes_and_agrees_with_what_runs():
     assert explain(q, q, q, scale=np.float32(0.5), causal=np.bool_(True)).spec.scale == 0.5
 
 
+@pytest.mark.parametrize("command, message", [
+    (["mask", "--window", "3"], "'3': expected LEFT,RIGHT, each an integer of at least 0 or none"),
+    (["info", "--window=-1,0"], "'-1,0': expected LEFT,RIGHT"),
+    (["info", "--q", "2,64"], "'2,64': expected positive integers B,S,H,D"),
+    (["mask", "--block", "0,4"], "'0,4': expected positive integers Q,K"),
+    (["compile", "--scale=-1"], "'-1': expected a positive number"),
+    (["check", "--jobs", "0"], "'0': expected positive integers N"),
+    (["bench", "--lengths", "64,x"], "'64,x': expected positive integers N,N,..."),
+])
+def test_options_say_what_they_expect(command, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command, message", [
+    (["info", "--q", "2,64,8,128", "--kv", "2,64,3,128"], "info: q: received 8 heads with 3 KV heads"),
+    (["check", "--backend", "fast", "--cases", "one-each"], "check: backend: received 'fast'; allowed: 'auto'"),
+    (["bench", "--backend", "fast"], "bench: backend: received 'fast'; allowed: 'auto'"),
+])
+def test_what_attention_refuses_is_an_error_in_a_line(command, message, capsys):
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_check_passes_on_xla_and_counts(capsys):
     assert main(["check", "--backend", "xla", "--cases", "one-each,no-rows"]) == 0
     printed = capsys.readouterr().out

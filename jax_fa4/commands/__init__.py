@@ -1,6 +1,7 @@
 """Subcommands of ``python -m jax_fa4``: one module each, imported only when it runs.
 
-A module has ``add_arguments(parser)`` and ``main(arguments) -> exit code``. ``COMMANDS`` is the registry.
+A module has ``add_arguments(parser)`` and ``main(arguments) -> exit code``. ``COMMANDS`` is the registry;
+``options`` is what they share.
 """
 
 COMMANDS: dict[str, str] = {

@@ -8,14 +8,12 @@ from pathlib import Path
 import jax
 
 from jax_fa4 import targets
+from jax_fa4.backends import check_name
 from jax_fa4.bench import report
 from jax_fa4.bench.peers import PEERS, Peer, own_peer
 from jax_fa4.bench.timing import time_interleaved
 from jax_fa4.bench.workload import Workload, constant_tokens, further
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+from jax_fa4.commands.options import count, sizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to measure, separated by commas: speed, kernels (registers, spills, compile time), memory, compile "
         "(default: speed, and kernels on a GPU; speed, memory, compile with --backend xla)",
     )
-    parser.add_argument("--head-dims", type=_numbers, help="default: 64,128,256 on a GPU, 64 on a CPU")
+    parser.add_argument("--head-dims", type=sizes("N,N,..."), help="default: 64,128,256 on a GPU, 64 on a CPU")
     parser.add_argument("--further", action="store_true", help="add rows with grouped heads, a window, and D != E")
-    parser.add_argument("--lengths", type=_numbers, help="default: 1024,4096,16384 on a GPU, 2048 on a CPU")
+    parser.add_argument("--lengths", type=sizes("N,N,..."), help="default: 1024,4096,16384 on a GPU, 2048 on a CPU")
     parser.add_argument("--dtype", help="default: bfloat16 on a GPU, float32 on a CPU")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, interleaved over the peers (default: 5)")
+    parser.add_argument("--rounds", type=count, default=5, help="timed rounds, interleaved over the peers (default: 5)")
     parser.add_argument("--json", type=Path, help="write header and rows to this file")
     parser.add_argument("--plot", type=Path, help="draw the speed table to this PNG")
 
@@ -167,6 +165,7 @@ def main(arguments: argparse.Namespace) -> int:
     unknown = set(measure) - set(MEASURES)
     if unknown:
         sys.exit(f"--measure: unknown {', '.join(sorted(unknown))}; known: {', '.join(MEASURES)}")
+    check_name(arguments.backend)
     header = report.environment()
     for key, value in header.items():
         print(f"{key}: {value}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from jax_fa4.bench.report import environment, table
 from jax_fa4.cases import CASES, Case
+from jax_fa4.commands.options import count
 
 QUICK = ("full", "causal", "cross-causal", "window-left", "sinks", "segments", "lengths-causal", "kitchen-sink")
 AT_A_TIME = 8  # cases; each keeps its references, a few MB, until it is judged
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--cases", metavar="TEXT", help="only cases whose name contains one of these, by commas")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1,
+    parser.add_argument("--jobs", type=count, default=os.cpu_count() or 1,
                         help="processes that compile kernels, and cases at a time up to 8; default: one a processor")
     parser.add_argument("--verbose", action="store_true", help="every result of every case, not just its worst")
 
@@ -128,7 +129,7 @@ def run_case(case: Case, backend: str, seed: int) -> Outcome:
 
 def outcomes(cases: list[Case], arguments: argparse.Namespace) -> Iterator[Outcome]:
     """All cases in their order, several at a time."""
-    with concurrent.futures.ThreadPoolExecutor(max(1, min(arguments.jobs, AT_A_TIME))) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(arguments.jobs, AT_A_TIME)) as pool:
         waiting = [pool.submit(run_case, case, arguments.backend, arguments.seed) for case in cases]
         for number, done in enumerate(waiting, 1):
             _progress(f"{number}/{len(cases)} {cases[number - 1].name}")
@@ -159,8 +160,6 @@ def _progress(text: str) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    if arguments.jobs < 1:
-        sys.exit(f"--jobs {arguments.jobs}: must be at least 1")
     cases = selected(arguments)
     for key, value in environment().items():
         print(f"{key}: {value}")

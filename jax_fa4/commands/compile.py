@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from jax_fa4 import compile as compiler
 from jax_fa4 import masks, plan
 from jax_fa4.cache import DiskCache
+from jax_fa4.commands.options import bounds, count, positive
 from jax_fa4.errors import Unsupported
 from jax_fa4.spec import AttentionSpec
 
@@ -26,26 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", action="append", choices=plan.ARCHITECTURES,
                         help=f"may be given several times; default: {' and '.join(plan.DEFAULT_TARGETS)}")
     parser.add_argument("--cache", metavar="DIR", help="where to; default: JAX_FA4_CACHE_DIR or ~/.cache/jax_fa4")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: one a processor")
+    parser.add_argument("--jobs", type=count, default=os.cpu_count() or 1, help="processes; default: one a processor")
     parser.add_argument("--forward-only", action="store_true", help="leave out backward kernels")
     spec = parser.add_argument_group("a spec; with none of these options, the default set")
     spec.add_argument("--dtype", choices=("bfloat16", "float16"), help="default: bfloat16")
-    spec.add_argument("--head-dim", type=int, metavar="D")
-    spec.add_argument("--value-head-dim", type=int, metavar="E", help="default: D")
-    spec.add_argument("--group", type=int, help="query heads per KV head; default: 1")
-    spec.add_argument("--scale", type=float, help="default: D ** -0.5")
+    spec.add_argument("--head-dim", type=count, metavar="D")
+    spec.add_argument("--value-head-dim", type=count, metavar="E", help="default: D")
+    spec.add_argument("--group", type=count, help="query heads per KV head; default: 1")
+    spec.add_argument("--scale", type=positive, help="default: D ** -0.5")
     spec.add_argument("--causal", action="store_true")
-    spec.add_argument("--window", type=_bounds, metavar="LEFT,RIGHT", help="bounds, or none")
-    spec.add_argument("--softcap", type=float)
+    spec.add_argument("--window", type=bounds, metavar="LEFT,RIGHT", help="bounds, or none")
+    spec.add_argument("--softcap", type=positive)
     spec.add_argument("--sinks", action="store_true")
     spec.add_argument("--segments", action="store_true")
     spec.add_argument("--lengths", action="store_true", help="query and key lengths")
     spec.add_argument("--deterministic", action="store_true")
-
-
-def _bounds(text: str) -> tuple[int | None, int | None]:
-    left, right = (None if part.strip().lower() == "none" else int(part) for part in text.split(","))
-    return left, right
 
 
 def default_specs() -> Iterator[AttentionSpec]:

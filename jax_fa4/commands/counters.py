@@ -3,14 +3,16 @@
 import argparse
 import sys
 
-DEFAULT_SHAPE = "1,1024,1,128"
+from jax_fa4.commands.options import count, shape
+
+DEFAULT_SHAPE = (1, 1024, 1, 128)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="sm_100a", choices=("sm_90a", "sm_100a"))
-    parser.add_argument("--shape", default=DEFAULT_SHAPE, metavar="B,S,H,D", help=f"default: {DEFAULT_SHAPE}")
-    parser.add_argument("--keys", type=int, help="length of keys and values (default: S)")
-    parser.add_argument("--kv-heads", type=int, help="default: H")
+    parser.add_argument("--shape", type=shape, default=DEFAULT_SHAPE, metavar="B,S,H,D", help="default: 1,1024,1,128")
+    parser.add_argument("--keys", type=count, help="length of keys and values (default: S)")
+    parser.add_argument("--kv-heads", type=count, help="default: H")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--backward", action="store_true", help="count the gradient's kernels too")
@@ -40,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
     from jax_fa4 import counting, emulator, estimate, plan, sass
     from jax_fa4.spec import Arguments, make_spec
 
-    batch, rows, heads, width = map(int, arguments.shape.split(","))
+    batch, rows, heads, width = arguments.shape
     keys, kv_heads = arguments.keys or rows, arguments.kv_heads or heads
     shapes = [(batch, rows, heads, width)] + [(batch, keys, kv_heads, width)] * 2
     q, k, v = (
@@ -77,7 +79,7 @@ def _beside_peer(arguments: argparse.Namespace) -> int:
 
     cases = counters.CASES
     if arguments.shape != DEFAULT_SHAPE:
-        batch, length, heads, head_dim = map(int, arguments.shape.split(","))
+        batch, length, heads, head_dim = arguments.shape
         if (batch, heads) != (1, 1) or head_dim not in (64, 128):
             sys.exit(f"--shape {arguments.shape}: beside a peer one head of D 64 or 128 is counted; give 1,S,1,D")
         cases = (counters.Case(head_dim, arguments.causal, length),)

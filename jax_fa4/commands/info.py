@@ -9,30 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from jax_fa4 import plan, registry, targets
+from jax_fa4.commands.options import bounds, count, positive, shape
+from jax_fa4.spec import DTYPES
 
 OLDEST_JAX = (0, 10)
 OLDEST_PYTHON = (3, 11)
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    shape = tuple(int(part) for part in text.split(","))
-    if len(shape) != 4:
-        raise argparse.ArgumentTypeError(f"{text}: four numbers, batch,length,heads,head dim")
-    return shape
-
-
-def _bounds(text: str) -> tuple[int | None, ...]:
-    return tuple(None if part.strip().lower() == "none" else int(part) for part in text.split(","))
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--q", type=_shape, default=(2, 1024, 8, 128), metavar="B,S,H,D", help="default: 2,1024,8,128")
-    parser.add_argument("--kv", type=_shape, metavar="B,T,K,D", help="default: as --q")
-    parser.add_argument("--value-head-dim", type=int, metavar="E", help="default: D")
-    parser.add_argument("--dtype", default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--q", type=shape, default=(2, 1024, 8, 128), metavar="B,S,H,D", help="default: 2,1024,8,128")
+    parser.add_argument("--kv", type=shape, metavar="B,T,K,D", help="default: as --q")
+    parser.add_argument("--value-head-dim", type=count, metavar="E", help="default: D")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="default: bfloat16")
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--window", type=_bounds, metavar="LEFT,RIGHT", help="bounds, or none")
-    parser.add_argument("--softcap", type=float)
+    parser.add_argument("--window", type=bounds, metavar="LEFT,RIGHT", help="bounds, or none")
+    parser.add_argument("--softcap", type=positive)
     parser.add_argument("--sinks", action="store_true", help="with attention sinks")
     parser.add_argument("--bias", action="store_true", help="with an additive bias")
     parser.add_argument("--segments", action="store_true", help="with segment ids")
@@ -88,8 +79,8 @@ def main(arguments: argparse.Namespace) -> int:
     for line in version_lines():
         print(f"  {line}")
 
-    def array(shape: tuple[int, ...], dtype: str = arguments.dtype) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    def array(sizes: tuple[int, ...], dtype: str = arguments.dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
 
     q, kv = arguments.q, arguments.kv or arguments.q
     options: dict = {name: getattr(arguments, name) for name in ("causal", "window", "softcap", "deterministic")}

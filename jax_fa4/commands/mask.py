@@ -5,26 +5,20 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-
-def _pair(text: str) -> tuple[int, int]:
-    first, second = text.split(",")
-    return int(first), int(second)
-
-
-def bounds(text: str) -> tuple[int | None, int | None]:
-    left, right = (None if part.strip().lower() == "none" else int(part) for part in text.split(","))
-    return left, right
+from jax_fa4.commands.options import bounds, count, sizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--queries", type=int, default=1024, help="query rows (default: 1024)")
-    parser.add_argument("--keys", type=int, help="keys (default: as many as queries)")
+    parser.add_argument("--queries", type=count, default=1024, help="query rows (default: 1024)")
+    parser.add_argument("--keys", type=count, help="keys (default: as many as queries)")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--window", type=bounds, metavar="LEFT,RIGHT", help="bounds, or none, e.g. 255,0 or none,64")
-    parser.add_argument("--documents", metavar="N,N,...", help="packed sequence: the lengths of its documents")
+    parser.add_argument("--documents", type=sizes("N,N,..."), metavar="N,N,...",
+                        help="packed sequence: the lengths of its documents")
     parser.add_argument("--kv-length", type=int, help="keys that exist")
     parser.add_argument("--q-length", type=int, help="queries that exist")
-    parser.add_argument("--block", type=_pair, default=(128, 128), metavar="Q,K", help="block shape (default: 128,128)")
+    parser.add_argument("--block", type=sizes("Q,K", 2), default=(128, 128), metavar="Q,K",
+                        help="block shape (default: 128,128)")
     parser.add_argument("--out", type=Path, help="write a picture (.png, .svg, .pdf) instead of text")
 
 
@@ -34,7 +28,7 @@ def main(arguments: argparse.Namespace) -> int:
     rows, columns = arguments.queries, arguments.keys or arguments.queries
     options: dict = {"causal": arguments.causal, "window": arguments.window}
     if arguments.documents:
-        lengths = jnp.array([int(part) for part in arguments.documents.split(",")])
+        lengths = jnp.array(arguments.documents)
         for name, size in (("q_segment_ids", rows), ("kv_segment_ids", columns)):
             options[name] = jnp.searchsorted(jnp.cumsum(lengths), jnp.arange(size), side="right")[None]
     for name, length in (("q_lengths", arguments.q_length), ("kv_lengths", arguments.kv_length)):

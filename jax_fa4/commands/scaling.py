@@ -4,21 +4,23 @@ import argparse
 import json
 from pathlib import Path
 
+from jax_fa4.commands.options import count, positive
 from jax_fa4.layout import LAYOUTS
 from jax_fa4.ring.scaling import Machine, Prediction, Workload, predict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--devices", type=int, nargs="+", default=[2, 8, 64, 512])
-    parser.add_argument("--tokens", type=int, default=1 << 20)
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--kv-heads", type=int, default=16)
-    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--devices", type=count, nargs="+", default=[2, 8, 64, 512])
+    parser.add_argument("--tokens", type=count, default=1 << 20)
+    parser.add_argument("--heads", type=count, default=16)
+    parser.add_argument("--kv-heads", type=count, default=16)
+    parser.add_argument("--head-dim", type=count, default=128)
     parser.add_argument("--layout", choices=tuple(LAYOUTS), default="zigzag")
     parser.add_argument("--full", action="store_true", help="no causal mask")
-    parser.add_argument("--forward-tflops", type=float, required=True, help="attention's rate on one device, measured")
-    parser.add_argument("--backward-tflops", type=float, required=True)
-    parser.add_argument("--link-gb-per-s", type=float, required=True, help="slowest link of the ring, one way")
+    parser.add_argument("--forward-tflops", type=positive, required=True,
+                        help="attention's rate on one device, measured")
+    parser.add_argument("--backward-tflops", type=positive, required=True)
+    parser.add_argument("--link-gb-per-s", type=positive, required=True, help="slowest link of the ring, one way")
     parser.add_argument("--latency-us", type=float, default=10.0, help="of a transfer")
     parser.add_argument("--step-us", type=float, default=20.0, help="fixed cost of a ring step")
     parser.add_argument("--json", type=Path, help="write the figures here")

@@ -4,16 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from jax_fa4.commands.mask import bounds
+from jax_fa4.commands.options import bounds, count, positive, shape
 
 _ENDINGS = (".json", ".png", ".svg", ".pdf")
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    parts = tuple(int(part) for part in text.split(","))
-    if len(parts) != 4 or min(parts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected four positive sizes B,S,H,D, e.g. 1,512,1,128")
-    return parts
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -32,17 +25,18 @@ def _out(text: str) -> Path:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="sm_100a", choices=("sm_90a", "sm_100a", "sm_103a"))
-    parser.add_argument("--shape", type=_shape, default=(1, 512, 1, 128), metavar="B,S,H,D",
+    parser.add_argument("--shape", type=shape, default=(1, 512, 1, 128), metavar="B,S,H,D",
                         help="default: 1,512,1,128")  # fmt: skip
-    parser.add_argument("--keys", type=int, help="length of keys and values (default: S)")
-    parser.add_argument("--kv-heads", type=int, help="default: H")
+    parser.add_argument("--keys", type=count, help="length of keys and values (default: S)")
+    parser.add_argument("--kv-heads", type=count, help="default: H")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--window", type=bounds, metavar="LEFT,RIGHT", help="bounds, or none, e.g. 255,0 or none,64")
-    parser.add_argument("--softcap", type=float, help="cap of the scores")
+    parser.add_argument("--softcap", type=positive, help="cap of the scores")
     parser.add_argument("--backward", action="store_true", help="show the backward kernel")
     parser.add_argument("--kernel", metavar="NAME", help="of a pass with several (default: the one with the products)")
-    parser.add_argument("--multiprocessors", type=int, default=1, metavar="N", help="default: 1, which does all tiles")
+    parser.add_argument("--multiprocessors", type=count, default=1, metavar="N",
+                        help="default: 1, which does all tiles")  # fmt: skip
     parser.add_argument("--order", type=int, metavar="SEED", help="the order of this interleaving instead of cycles")
     parser.add_argument("--between", type=_span, metavar="FIRST,LAST", help="only this span of time")
     parser.add_argument(
@@ -52,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from jax_fa4 import Unsupported, timeline
+    from jax_fa4 import timeline
 
     a = arguments
     options = {"causal": a.causal, "window": a.window, "softcap": a.softcap}
@@ -63,7 +57,7 @@ def main(arguments: argparse.Namespace) -> int:
             seed=a.order or 0, sm_count=a.multiprocessors, kernel=a.kernel,
             **{name: value for name, value in options.items() if value},
         )  # fmt: skip
-    except (Unsupported, ValueError) as error:
+    except ValueError as error:
         print(f"timeline: {error}", file=sys.stderr)
         return 2
     if a.between:
