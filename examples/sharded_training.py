@@ -123,7 +123,7 @@ def make_mesh(args: argparse.Namespace) -> Mesh:
             free //= sizes[name]
     used = math.prod(sizes.values())
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 3,
-                         devices=jax.devices()[:used])  # fmt: skip
+                         devices=jax.devices()[:used])
 
 
 def make_trainer(args: argparse.Namespace) -> Trainer:
@@ -134,7 +134,7 @@ def make_trainer(args: argparse.Namespace) -> Trainer:
     config = DecoderConfig(
         layers=args.layers, width=args.width, heads=args.heads, kv_heads=args.kv_heads, dtype=args.dtype,
         window=args.window, backend=args.backend, remat=args.remat, attend=attend,
-    )  # fmt: skip
+    )
     transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(args.learning_rate, b2=0.98))
     return Trainer(mesh, config, args.layout, transform, args.seed)
 

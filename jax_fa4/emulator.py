@@ -77,7 +77,7 @@ def library() -> ctypes.CDLL:
     handle = ctypes.c_void_p
     lib.emu_load.restype = handle
     lib.emu_load.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p,
-                             pointer(handle)]  # fmt: skip
+                             pointer(handle)]
     lib.emu_unload.argtypes = [handle]
     if hasattr(lib, "jax_fa4_emulation_configure"):  # absent where the software GPU was built alone
         lib.jax_fa4_emulation_configure.argtypes = [pointer(_Options), ctypes.c_uint64]
@@ -85,7 +85,7 @@ def library() -> ctypes.CDLL:
         lib.jax_fa4_emulation_report.restype = ctypes.c_uint64
     lib.emu_run.argtypes = [handle, pointer(handle), pointer(_Options), pointer(handle), pointer(handle)]
     lib.emu_launch.argtypes = [handle, ctypes.c_char_p, pointer(_LaunchConfig), pointer(_Options), pointer(handle),
-                               pointer(handle)]  # fmt: skip
+                               pointer(handle)]
     for name in ("emu_error_message", "emu_report_json"):
         getattr(lib, name).restype = ctypes.c_char_p
         getattr(lib, name).argtypes = [handle]
@@ -191,7 +191,7 @@ class Settings:
             *[_Region(a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays]
         )
         return _Options(ctypes.sizeof(_Options), self.seed, self.threads, self.strict, self.timing, self.sm_count,
-                        regions, len(arrays), self.trace, self.limit)  # fmt: skip
+                        regions, len(arrays), self.trace, self.limit)
 
 
 class Module:
@@ -202,7 +202,7 @@ class Module:
         text = ptx.encode()
         error = ctypes.c_void_p()
         self._handle = self._library.emu_load(object_bytes, len(object_bytes), text, len(text), symbol.encode(),
-                                              ctypes.byref(error))  # fmt: skip
+                                              ctypes.byref(error))
         if not self._handle:
             raise EmulationError(_take_error(self._library, error))
 
@@ -243,12 +243,12 @@ class Module:
         options = dataclasses.replace(settings, **changes)._options(arrays)
         report, error = ctypes.c_void_p(), ctypes.c_void_p()
         failed = self._library.emu_run(self._handle, vector, ctypes.byref(options), ctypes.byref(report),
-                                       ctypes.byref(error))  # fmt: skip
+                                       ctypes.byref(error))
         return self._finish(failed, report, error)
 
     def launch_kernel(self, kernel: str, grid: Sequence[int], block: Sequence[int], parameters: Sequence[Any],
                       arrays: Sequence[np.ndarray] = (), *, cluster: Sequence[int] = (1, 1, 1), shared_bytes: int = 0,
-                      settings: Settings | None = None) -> Report:  # fmt: skip
+                      settings: Settings | None = None) -> Report:
         """Launches one kernel without a host part (a module loaded with an empty object). `parameters` are ctypes
         objects, one a parameter."""
         vector = (ctypes.c_void_p * max(1, len(parameters)))(*[ctypes.addressof(p) for p in parameters])
@@ -257,7 +257,7 @@ class Module:
         options = (settings or Settings())._options(arrays)
         report, error = ctypes.c_void_p(), ctypes.c_void_p()
         failed = self._library.emu_launch(self._handle, kernel.encode(), ctypes.byref(config), ctypes.byref(options),
-                                          ctypes.byref(report), ctypes.byref(error))  # fmt: skip
+                                          ctypes.byref(report), ctypes.byref(error))
         return self._finish(failed, report, error)
 
     def _finish(self, failed: int, report: ctypes.c_void_p, error: ctypes.c_void_p) -> Report:
@@ -281,7 +281,7 @@ def _module_of(artifact: Artifact) -> Module:
 
 
 def launch(artifact: Artifact, arrays: Mapping[str, np.ndarray], dims: Any, settings: Settings | None = None,
-           **changes: Any) -> Report:  # fmt: skip
+           **changes: Any) -> Report:
     """Runs `artifact` on `arrays`, one for each of its buffers that is not scratch (scratch is made here, filled with
     NaN bytes). `dims` is a `jax_fa4.launch.Dims`."""
     from jax_fa4.runtime import Arguments

@@ -70,4 +70,4 @@ def estimate(kernel: dict[str, Any], architecture: int, sm_count: int, most: int
     return Estimate(
         counting.short_name(kernel["kernel"]), cycles, seconds, kernel["tensor_flops"] / seconds / 1e12,
         dict(sorted(busy.items(), key=lambda item: -item[1])), sorted(waits, key=lambda wait: -wait[-1])[:most],
-    )  # fmt: skip
+    )

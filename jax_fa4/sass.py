@@ -150,7 +150,7 @@ def _is_code(text: str) -> bool:
 def work(
     cubin: bytes, kernel: Mapping[str, Any], roles: Mapping[str, range] | None = None,
     lines: Mapping[int, int] | None = None,
-) -> Work:  # fmt: skip
+) -> Work:
     """Counts the machine code of one kernel.
 
     Args:

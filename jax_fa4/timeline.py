@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OFFSET = 0xFFFFFF  # of an address in shared memory, below the CTA's rank
 UNITS = {"tensor core": ("mma",), "TMA loads": ("load",), "TMA stores": ("store", "reduce"),
-         "tensor memory": ("tensor_load", "tensor_store", "tensor_copy")}  # fmt: skip
+         "tensor memory": ("tensor_load", "tensor_store", "tensor_copy")}
 """The asynchronous units, and the kinds of events (`emulator.Event`) that each works on."""
 _REPORTERS = {"load": "TMA", "commit": "tensor core", "other": "cluster launch control"}
 """What reports to a barrier when an operation of that kind is complete."""
@@ -140,7 +140,7 @@ class Timeline:
             out.append({"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": tid}})
             for s in track.slices:
                 out.append({"ph": "X", "name": s.name, "cat": s.kind, **where, "ts": s.begin, "dur": s.end - s.begin,
-                            "args": dict(s.details)})  # fmt: skip
+                            "args": dict(s.details)})
         return {"traceEvents": out, "otherData": {"title": self.title, "unit": self.unit}}
 
     def figure(self) -> Figure:
@@ -226,7 +226,7 @@ class _Events:
                 slices[-1] = dataclasses.replace(last, end=e.end, details={**last.details, **more})
                 continue
             details = {"shape": e.what, "steps": 1, "FLOP": e.amount, "D": e.address, "PTX line": e.line,
-                       "issued by": self.role(e), "issued": e.begin}  # fmt: skip
+                       "issued by": self.role(e), "issued": e.begin}
             slices.append(Slice("mma", name, e.started, e.end, details))
         return _one_after_the_other(slices)
 
@@ -275,7 +275,7 @@ def record(
     arch: str, shape: tuple[int, int, int, int] = (1, 512, 1, 128), *, kv_shape: tuple[int, int] | None = None,
     dtype: str = "bfloat16", backward: bool = False, cycles: bool = True, seed: int = 0, sm_count: int = 1,
     kernel: str | None = None, **options: Any,
-) -> Timeline:  # fmt: skip
+) -> Timeline:
     """Runs attention on random inputs on the software GPU, and gives the first CTA's (or cluster's) timeline.
 
     Args:

@@ -156,7 +156,7 @@ def test_every_operand_splits(plain):
         "kv_segment_ids": jnp.arange(48).reshape(4, 12) // 5, "q_lengths": jnp.array([12, 3, 7, 0]),
         "kv_lengths": jnp.array([12, 12, 2, 5]), "window": (jnp.int32(3), None), "q_position": (jnp.arange(4), 1),
         "kv_position": (0, 1), "softcap": 2.0,
-    }  # fmt: skip
+    }
     sharding = NamedSharding(mesh, P("data", None, "model", None))
     compiled = jax.jit(attend(**options)).lower(*[jax.device_put(x, sharding) for x in (q, k, v)]).compile()
     assert collectives(compiled) == {}

@@ -152,7 +152,7 @@ def test_bench_lists_what_the_compiler_made_of_each_kernel():
     assert all(0 < row["registers"] <= 255 and row["workload"] == str(small) for row in rows)
     assert kernel_table(rows).splitlines()[0].split() == [
         "workload", "pass", "kernel", "registers", "stack_bytes", "code_bytes", "compile_seconds"
-    ]  # fmt: skip
+    ]
 
 
 def test_a_workload_is_the_spec_of_its_call():

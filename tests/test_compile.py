@@ -74,7 +74,7 @@ def test_buffers_follow_from_the_spec():
     assert names == [
         "q", "k", "v", "sinks", "q_segment_ids", "kv_segment_ids", "q_lengths", "kv_lengths", "positions", "window",
         "lse", "delta", "do", "dq", "dk", "dv",
-    ]  # fmt: skip
+    ]
     by_name = {b.name: b for b in abi.backward_buffers(spec)}
     assert (by_name["dk"].dtype, by_name["do"].dtype) == ("float32", "bfloat16")
     assert by_name["k"].shape == ("B", "T", "K", 64)

@@ -86,7 +86,7 @@ def test_four_million_keys():
     @jax.jit
     def draw(key):
         parts = jax.lax.map(lambda k: jax.random.normal(k, (chunk, heads, dim), jnp.bfloat16),
-                            jax.random.split(key, keys // chunk))  # fmt: skip
+                            jax.random.split(key, keys // chunk))
         return parts.reshape(1, keys, heads, dim)
 
     k, v = (draw(jax.random.key(i)) for i in (1, 2))
@@ -121,9 +121,9 @@ def test_four_million_keys():
             dp = jnp.einsum("qhd,khd->hqk", do, v.astype(jnp.float32), precision="highest")
             ds = p * (dp - delta[..., None]) * scale
             new = (jnp.einsum("hqk,khd->qhd", p, v.astype(jnp.float32), precision="highest"),
-                   jnp.einsum("hqk,khd->qhd", ds, k.astype(jnp.float32), precision="highest"))  # fmt: skip
+                   jnp.einsum("hqk,khd->qhd", ds, k.astype(jnp.float32), precision="highest"))
             last = (jnp.einsum("hqk,qhd->khd", ds, q, precision="highest"),
-                    jnp.einsum("hqk,qhd->khd", p, do, precision="highest"))  # fmt: skip
+                    jnp.einsum("hqk,qhd->khd", p, do, precision="highest"))
             return jax.tree.map(jnp.add, sums, new), jax.tree.map(lambda x: x[-16:], last)
 
         zero = (jnp.zeros((rows, heads, dim)),) * 2

@@ -43,7 +43,7 @@ class Problem:
         return cls(
             normal(2, rows, heads, 8), normal(2, keys, kv_heads, 8), normal(2, keys, kv_heads, 8),
             normal(2, rows, heads, 8), normal(2, heads, rows).astype(jnp.float32), options,
-        )  # fmt: skip
+        )
 
     def results(self, attention):
         """(o, lse) of `attention(q, k, v, sinks)` and the gradients of q, k, v, sinks."""
@@ -62,7 +62,7 @@ class Problem:
         return self.results(
             lambda q, k, v, sinks: jax_fa4.attention(
                 q, k, v, sinks=sinks, return_lse=True, backend="xla", **rest)
-        )  # fmt: skip
+        )
 
     def spread(self, run, layout="contiguous", devices=1):
         """The same by `run(q, k, v, sinks=, ...)` on arrays in a layout."""
@@ -114,7 +114,7 @@ FAST = [
     ("two-sided window", "contiguous", 8), ("left window", "zigzag", 2), ("segments", "zigzag", 3),
     ("causal", "zigzag", 1), ("lengths", "striped", 4), ("key lengths", "zigzag", 2), ("functions", "contiguous", 3),
     ("two-sided window", "contiguous", 3),
-]  # fmt: skip
+]
 
 
 @functools.cache
@@ -208,7 +208,7 @@ def test_inside_shard_map(check_vma):
 
         mapped = jax.shard_map(
             body, mesh=mesh, in_specs=(rows, rows, rows, P(), P()), out_specs=(rows, P(None, None, "sp")),
-            check_vma=check_vma)  # fmt: skip
+            check_vma=check_vma)
         return mapped(q, k, v, *lengths)
 
     assert_close(problem.spread(run, "contiguous", 4), problem.on_one_device())
@@ -406,7 +406,7 @@ def test_on_the_software_gpu(backend):
     random = np.random.default_rng(13)
     q, k, v, do = (
         jnp.asarray(random.standard_normal((1, 256, heads, 64)), jnp.bfloat16) for heads in (2, 1, 1, 2)
-    )  # fmt: skip
+    )
     for layout, options in (("zigzag", {"causal": True}), ("contiguous", {"causal": True, "window": (100, None)})):
         run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(2), layout=layout, backend=backend, **options)
 

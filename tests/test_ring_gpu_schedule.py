@@ -68,7 +68,7 @@ def schedule(devices, backward, rows=4096, **options):
     pytest.param(8, {}, marks=pytest.mark.slow),
     pytest.param(4, {"causal": True}, marks=pytest.mark.slow),
     pytest.param(8, {"causal": True, "window": (2048, None)}, marks=pytest.mark.slow),
-])  # fmt: skip
+])
 def test_forward_hides_every_transfer(devices, options):
     computations = schedule(devices, backward=False, **options)
     assert any("s" in found for found in computations)
@@ -82,7 +82,7 @@ def test_forward_hides_every_transfer(devices, options):
     pytest.param(3, {"causal": True, "layout": "zigzag"}, marks=pytest.mark.slow),
     pytest.param(8, {"causal": True, "layout": "striped"}, marks=pytest.mark.slow),
     pytest.param(8, {}, marks=pytest.mark.slow),
-])  # fmt: skip
+])
 def test_backward_hides_every_transfer(devices, options):
     """dK and dV of the last step come home beside half of the heads of the device's own block."""
     computations = schedule(devices, backward=True, **options)

@@ -20,7 +20,7 @@ def test_two_processes():
             [sys.executable, script, address, "2", str(index)],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for index in range(2)
-    ]  # fmt: skip
+    ]
     try:
         outputs = [process.communicate(timeout=240)[0] for process in processes]
     finally:

@@ -39,7 +39,7 @@ def test_goes_on_with_the_same_losses(tmp_path, monkeypatch):
 def test_meshes_agree(mesh, tmp_path, monkeypatch):
     sizes = [x for pair in zip(("--data", "--tensor", "--sequence"), map(str, mesh), strict=True) for x in pair]
     alone = run(["--steps", "3", "--batch", "8", "--data", "1", "--tensor", "1", "--sequence", "1"], tmp_path / "a",
-                monkeypatch)  # fmt: skip
+                monkeypatch)
     spread = run(["--steps", "3", "--batch", "8", *sizes], tmp_path / "b", monkeypatch)
     np.testing.assert_allclose(spread, alone, rtol=1e-4)
 

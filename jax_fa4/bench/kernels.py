@@ -40,7 +40,7 @@ def kernel_rows(workloads: Iterable[Workload], arch: str) -> list[dict]:
                     "compile_seconds": artifact.compile_seconds,
                 }
                 for kernel in artifact.kernels
-            ]  # fmt: skip
+            ]
     return rows
 
 

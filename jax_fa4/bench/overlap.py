@@ -73,7 +73,7 @@ def events_of(profile: ProfileData) -> list[list[tuple[str, float, float]]]:
         [(event.name, event.start_ns, event.start_ns + event.duration_ns)
          for line in plane.lines if line.name.startswith("Stream") for event in line.events]
         for plane in profile.planes if plane.name.startswith("/device:GPU")
-    ]  # fmt: skip
+    ]
 
 
 def profiled(call: Callable[[], object], calls: int = 3) -> Overlap:

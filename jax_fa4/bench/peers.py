@@ -75,7 +75,7 @@ def _jax_nn(implementation: str) -> Callable[[Workload], Mapping[str, Runnable]]
         attend = partial(
             jax.nn.dot_product_attention, is_causal=workload.causal, local_window_size=window,
             implementation=implementation,
-        )  # fmt: skip
+        )
         return jax_runnables(attend, workload)
 
     return prepare

@@ -47,7 +47,7 @@ class RingWorkload:
         """Keywords of `attention`."""
         masks: dict[str, dict[str, Any]] = {
             "full": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (4095, None)},
-        }  # fmt: skip
+        }
         return masks[self.kind]
 
     @property

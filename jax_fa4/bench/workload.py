@@ -56,7 +56,7 @@ class Workload:
         return AttentionSpec(
             self.dtype, self.head_dim, self.value_head_dim or self.head_dim,
             group=self.heads // (self.kv_heads or self.heads), scale=self.head_dim**-0.5, mask=masks.canonical(mask),
-        )  # fmt: skip
+        )
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"

@@ -147,7 +147,7 @@ def lines_of(outcome: Outcome, verbose: bool) -> list[list[str]]:
          *(f"{x:.1e}" for x in (row.relative, row.allowed_relative, row.largest, row.allowed_largest)),
          "ok" if row.ok else "TOO LARGE", f"{outcome.seconds:.1f}"]
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _share(row) -> float:

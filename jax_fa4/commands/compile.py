@@ -72,7 +72,7 @@ def chosen_specs(arguments: argparse.Namespace) -> list[AttentionSpec]:
             mask=masks.canonical(mask), score_mods=(SoftCap(a.softcap),) if a.softcap else (), sink=a.sinks,
             deterministic=a.deterministic,
         )
-    ]  # fmt: skip
+    ]
 
 
 def jobs(arguments: argparse.Namespace) -> tuple[list[Job], list[str]]:

@@ -38,7 +38,7 @@ def lower_all(arguments: argparse.Namespace) -> None:
     from jax_fa4.targets import target
 
     mesh = jax.make_mesh((arguments.lower_only,), ("sp",), axis_types=(jax.sharding.AxisType.Auto,),
-                         devices=jax.devices()[: arguments.lower_only])  # fmt: skip
+                         devices=jax.devices()[: arguments.lower_only])
     programs = [(work, True) for work in ring.compared(arguments.compare)]
     programs += [(work, False) for work in workloads(arguments.tokens)]
     for work, deterministic in programs:

@@ -26,7 +26,7 @@ def _out(text: str) -> Path:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="sm_100a", choices=("sm_90a", "sm_100a", "sm_103a"))
     parser.add_argument("--shape", type=shape, default=(1, 512, 1, 128), metavar="B,S,H,D",
-                        help="default: 1,512,1,128")  # fmt: skip
+                        help="default: 1,512,1,128")
     parser.add_argument("--keys", type=count, help="length of keys and values (default: S)")
     parser.add_argument("--kv-heads", type=count, help="default: H")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backward", action="store_true", help="show the backward kernel")
     parser.add_argument("--kernel", metavar="NAME", help="of a pass with several (default: the one with the products)")
     parser.add_argument("--multiprocessors", type=count, default=1, metavar="N",
-                        help="default: 1, which does all tiles")  # fmt: skip
+                        help="default: 1, which does all tiles")
     parser.add_argument("--order", type=int, metavar="SEED", help="the order of this interleaving instead of cycles")
     parser.add_argument("--between", type=_span, metavar="FIRST,LAST", help="only this span of time")
     parser.add_argument(
         "--out", type=_out, action="append", metavar="FILE",
         help="a trace for ui.perfetto.dev (.json) or a picture (.png, .svg, .pdf); may be repeated",
-    )  # fmt: skip
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def main(arguments: argparse.Namespace) -> int:
             a.arch, a.shape, kv_shape=kv_shape, dtype=a.dtype, backward=a.backward, cycles=a.order is None,
             seed=a.order or 0, sm_count=a.multiprocessors, kernel=a.kernel,
             **{name: value for name, value in options.items() if value},
-        )  # fmt: skip
+        )
     except ValueError as error:
         print(f"timeline: {error}", file=sys.stderr)
         return 2

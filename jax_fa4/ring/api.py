@@ -187,7 +187,7 @@ class _Call:
         mapped = jax.shard_map(
             body, mesh=place.mesh, in_specs=leaf_specs, axis_names=place.names,
             out_specs=(specs.q, P(place.batch, place.heads, place.sequence.names)),
-        )  # fmt: skip
+        )
         return self._asked(mapped(*leaves))
 
     def _asked(self, result: tuple[jax.Array, jax.Array]) -> Any:

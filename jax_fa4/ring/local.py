@@ -239,7 +239,7 @@ class Call(NamedTuple):
             q_lengths=_local_lengths(o.q_lengths, q_affine, q.shape[1]) if lengths else None,
             kv_lengths=_local_lengths(o.kv_lengths, kv_affine, k.shape[1]) if lengths else None,
             positions=self._positions(q_affine, kv_affine) if part.positions else None,
-        )  # fmt: skip
+        )
 
     def _positions(self, q_affine: tuple, kv_affine: tuple) -> jax.Array:
         """int32 [B, 4]: positions of a part's rows and keys in the whole sequence."""
@@ -254,7 +254,7 @@ class Call(NamedTuple):
         columns = [
             base[0] + base[1] * q_affine[0], base[1] * q_affine[1],
             base[2] + base[3] * kv_affine[0], base[3] * kv_affine[1],
-        ]  # fmt: skip
+        ]
         return jnp.stack([jnp.broadcast_to(jnp.asarray(x, jnp.int32), (batch,)) for x in columns], axis=1)
 
     def _rows(self, x: Any, chunk: Any, axis: int = 1) -> Any:

@@ -152,7 +152,7 @@ class Placement:
             "q": qkv, "k": qkv, "v": qkv, "sinks": P(heads), "q_segment_ids": P(batch, rows),
             "kv_segment_ids": P(batch, rows), "q_lengths": P(batch), "kv_lengths": P(batch),
             "positions": P(batch, None),
-        }  # fmt: skip
+        }
 
         def spec(name: str) -> Any:
             return jax.tree.map(lambda _: known.get(name, P()), getattr(operands, name))

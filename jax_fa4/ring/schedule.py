@@ -159,7 +159,7 @@ def cut_blocks(
         dataclasses.replace(chain, cut=_cut(chain.hops[0], level.size, _static_reach(spec.mask), q_rows, kv_rows))
         if len(chain.hops) == 1 else chain
         for chain in level.chains
-    )  # fmt: skip
+    )
     return (dataclasses.replace(level, chains=chains),)
 
 
