@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blocks import blocks_of
 
 import jax_fa4
 from jax_fa4 import accuracy, blockwise, cases, reference
@@ -19,15 +20,10 @@ QUICK = {
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
+def small_blocks():
     """Several blocks a side at test sizes."""
-    monkeypatch.setattr(blockwise, "LONGEST_BLOCK", 48)
-    monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 16)
-    for function in (blockwise.forward, blockwise.backward):
-        function.clear_cache()
-    yield
-    for function in (blockwise.forward, blockwise.backward):
-        function.clear_cache()
+    with blocks_of(48, 16):
+        yield
 
 
 def check(case):
@@ -75,18 +71,13 @@ def test_quick_cases_exist_and_cover_every_variant():
     assert everywhere == set(cases.VARIANTS)
 
 
-def test_one_block_and_uneven_blocks_agree(monkeypatch):
+def test_one_block_and_uneven_blocks_agree():
     arguments = cases.Case("", ("causal", "sinks"), cases.Shape(S=53, T=61, D=16, E=16), "float32").make()
     spec, operands = make_spec(Arguments(**arguments))
-
-    def run():
-        return jax.jit(lambda x: blockwise.forward.__wrapped__(spec, x))(operands)
-
-    whole = run()
-    monkeypatch.setattr(blockwise, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 8)
-    for one, other in zip(whole, run(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+    whole = blockwise.forward(spec, operands)
+    with blocks_of(8):
+        for one, other in zip(whole, blockwise.forward(spec, operands), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
 
 
 def test_symbolic_sizes(small_blocks):
@@ -172,15 +163,12 @@ def test_never_a_dense_array():
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 19), (19, 17), (24, 24)])
-def test_segments_that_differ_on_both_sides_skip_the_right_blocks(rows, columns, monkeypatch):
-    monkeypatch.setattr(blockwise, "LONGEST_BLOCK", 6)
-    monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 6)
+def test_segments_that_differ_on_both_sides_skip_the_right_blocks(rows, columns):
     random = np.random.default_rng(0)
     q, k, v = (jnp.asarray(random.standard_normal((2, n, 1, 4)), jnp.float32) for n in (rows, columns, columns))
     q_ids, kv_ids = (jnp.asarray(np.sort(random.integers(0, 4, (2, n)), axis=1)) for n in (rows, columns))
-    jax.clear_caches()
-    o = jax_fa4.attention(q, k, v, q_segment_ids=q_ids, kv_segment_ids=kv_ids, backend="xla")
-    jax.clear_caches()
+    with blocks_of(6):
+        o = jax_fa4.attention(q, k, v, q_segment_ids=q_ids, kv_segment_ids=kv_ids, backend="xla")
     keep = (q_ids[:, :, None] == kv_ids[:, None, :])[:, None]
     p = jnp.where(keep, jnp.exp(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2), 0)
     want = jnp.einsum("bhqk,bkhd->bqhd", p / jnp.maximum(p.sum(-1, keepdims=True), 1e-30), v)
@@ -189,17 +177,14 @@ def test_segments_that_differ_on_both_sides_skip_the_right_blocks(rows, columns,
 
 @pytest.mark.parametrize("options", [{"window": (2, 1)}, {"causal": True}, {"window": (jnp.int32(2), jnp.int32(1))}])
 @pytest.mark.parametrize("rows, columns", [(9, 8), (13, 8), (7, 20)])
-def test_rows_that_fill_no_whole_block_keep_the_alignment(rows, columns, options, monkeypatch):
+def test_rows_that_fill_no_whole_block_keep_the_alignment(rows, columns, options):
     """Blocks are skipped by the true lengths: where only the keys' are given, rows that pad a block are none."""
-    monkeypatch.setattr(blockwise, "LONGEST_BLOCK", 6)
-    monkeypatch.setattr(blockwise, "SHORTEST_BLOCK", 6)
     draw = np.random.default_rng(0)
     q, k, v = (jnp.asarray(draw.standard_normal((2, n, 1, 4)), jnp.float32) for n in (rows, columns, columns))
     lengths = jnp.array([columns, columns - 1], jnp.int32)
     spec, operands = make_spec(Arguments(q, k, v, kv_lengths=lengths, **options))
     want = reference.oracle(spec, operands)
-    blockwise.forward.clear_cache()
-    o, lse = blockwise.forward(spec, operands)
-    blockwise.forward.clear_cache()
+    with blocks_of(6):
+        o, lse = blockwise.forward(spec, operands)
     np.testing.assert_allclose(o, want["o"], atol=2e-6)
     np.testing.assert_allclose(lse, want["lse"], atol=2e-6)

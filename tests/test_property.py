@@ -1,11 +1,11 @@
 """Any combination of variants, drawn at random, against the float64 oracle."""
 
-import jax
 import pytest
+from blocks import blocks_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jax_fa4 import accuracy, blockwise, cases
+from jax_fa4 import accuracy, cases
 
 EXCLUSIVE = [{"window", "window_left", "window_right", "window_zero", "window_runtime"},
              {"bias", "bias_shared", "bias_infinite"}, {"segments", "segments_unsorted"},
@@ -14,12 +14,8 @@ EXCLUSIVE = [{"window", "window_left", "window_right", "window_zero", "window_ru
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
-    saved = blockwise.LONGEST_BLOCK, blockwise.SHORTEST_BLOCK
-    blockwise.LONGEST_BLOCK = blockwise.SHORTEST_BLOCK = 6
-    jax.clear_caches()
-    yield
-    blockwise.LONGEST_BLOCK, blockwise.SHORTEST_BLOCK = saved
-    jax.clear_caches()
+    with blocks_of(6):
+        yield
 
 
 @st.composite

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blocks import blocks_of
 from jax.test_util import check_grads
 
 import jax_fa4
@@ -22,12 +23,8 @@ SHAPE = cases.Shape(B=2, S=7, T=9, H=4, K=2, D=4, E=3)
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     """Two blocks a side, so that transformations meet the loop and its skips."""
-    saved = blockwise.LONGEST_BLOCK, blockwise.SHORTEST_BLOCK
-    blockwise.LONGEST_BLOCK = blockwise.SHORTEST_BLOCK = 5
-    jax.clear_caches()
-    yield
-    blockwise.LONGEST_BLOCK, blockwise.SHORTEST_BLOCK = saved
-    jax.clear_caches()
+    with blocks_of(5):
+        yield
 
 
 def inputs(seed=0, shape=SHAPE):
