@@ -1,5 +1,7 @@
 """jax_fa4.flax inside flax.linen and flax.nnx layers, against Flax's own attention."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +96,12 @@ def test_options_reach_attention():
     close(window, nnx_layer()(x, mask=((distance >= 0) & (distance <= 3))[None, None]))
 
 
+def test_attention_functions_can_be_pickled():
+    x = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, HEADS, 8))
+    for attend in (fa4_flax.dot_product_attention, fa4_flax.attention_fn(causal=True, window=(3, 0))):
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(attend))(x, x, x), attend(x, x, x))
+
+
 def test_dtype_is_the_layers():
     layer = nnx_layer(fa4_flax.dot_product_attention, dtype=jnp.bfloat16)
     assert layer(activations()).dtype == jnp.bfloat16
@@ -114,7 +122,7 @@ def test_dropout_is_refused_and_allowed_when_deterministic():
     "keywords, named",
     [
         (dict(module=object()), "sow_weights"),
-        (dict(precision="highest"), "default_matmul_precision"),
+        (dict(precision="highest"), "accumulated in float32"),
         (dict(qk_attn_weights_einsum=jnp.einsum), "einsum"),
         (dict(input_positions=jnp.arange(LENGTH)), "input_positions"),
         (dict(mask=jnp.ones((3, 1, LENGTH, LENGTH))), "broadcastable"),
