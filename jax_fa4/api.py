@@ -53,16 +53,20 @@ def attention(
       mask: a further mask: `Causal()`, `Window(...)` and `&` of them, a function `f(b, h, q, k) -> bool` of scalars,
         `MaskFn(f, operands=(...))` for one that reads arrays, or a boolean array [B|1, H|1, S|1, T] (slow: never on
         kernels).
-      softcap: replace scores s by softcap * tanh(s / softcap).
+      softcap: positive: replace scores s by softcap * tanh(s / softcap).
       score_mods: functions `f(score, b, h, q, k) -> score` of scalars, or `ScoreFn(f, operands=(...))` for those that
         read arrays, whose gradients are computed.
-      sinks: [H], a learned logit for each query head, which takes part in the softmax's denominator alone.
+      sinks: [H], a learned logit for each query head, finite or -inf, which takes part in the softmax's denominator
+        alone.
       bias: [B|1, H|1, S|1, T], floating, added to scores; has a gradient.
-      q_segment_ids, kv_segment_ids: integers [B, S] and [B, T]; keep scores whose ids are equal. In any order.
-      q_lengths, kv_lengths: integers [B]; rows and keys at or past them do not take part.
-      q_position, kv_position: (offset, stride) pairs, each a scalar or [B], possibly traced: row i sits at offset +
-        stride * i. Given either, nothing is aligned bottom-right; the other defaults to (0, 1).
-      scale: factor on q.k; D ** -0.5 by default.
+      q_segment_ids, kv_segment_ids: integers [B, S] and [B, T], taken as int32; keep scores whose ids are equal. In
+        any order.
+      q_lengths, kv_lengths: integers [B]; rows and keys at or past them do not take part. They may hold anything
+        finite, as everything that a mask rules out: it meets a weight of 0.
+      q_position, kv_position: (offset, stride) pairs of integers, each a scalar or [B], possibly traced: row i sits at
+        offset + stride * i, with strides of at least 1. Given either, nothing is aligned bottom-right; the other
+        defaults to (0, 1).
+      scale: positive factor on q.k, part of the program; D ** -0.5 by default.
       return_lse: also return LSE.
       deterministic: make gradients bitwise equal from run to run.
       backend: "auto", "xla", "cuda", "emulate:sm_90a" or "emulate:sm_100a". One asked for by name never falls back.

@@ -72,7 +72,7 @@ class AttentionSpec:
         return Bias() in self.score_mods
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Arguments:
     """The arguments of `attention` that make a spec and its operands; `api.attention` documents them."""
 
@@ -104,7 +104,7 @@ def make_spec(arguments: Arguments) -> tuple[AttentionSpec, Operands]:
     """
     a = arguments
     q, k, v, group = _check_qkv(a)
-    scale = a.q.shape[3] ** -0.5 if a.scale is None else positive("scale", a.scale)
+    scale = q.shape[3] ** -0.5 if a.scale is None else positive("scale", a.scale)
     wide = compute_dtype(q.dtype)
     window, window_array = _make_window(a.window)
     mask, mask_array, mask_operands = _make_mask(a)
@@ -152,39 +152,39 @@ def positive(argument: str, value: Any) -> float:
 
 
 def _check_qkv(a: Arguments) -> tuple[jax.Array, jax.Array, jax.Array, int]:
-    for name in ("q", "k", "v"):
-        value = getattr(a, name)
-        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-            raise invalid(name, type(value).__name__, "an array [batch, sequence, heads, head dim]",
-                          "Convert it with jnp.asarray")
-        if len(value.shape) != 4:
-            raise invalid(name, f"shape {list(value.shape)}", "rank 4, [batch, sequence, heads, head dim]",
-                          "Add the missing axes, for example x[None] for a single example")
-        if str(value.dtype) not in DTYPES:
-            raise invalid(name, f"dtype {value.dtype}", ", ".join(DTYPES), f"Convert it with {name}.astype(...)")
-        array = jnp.asarray(value)
-        setattr(a, name, jax.lax.convert_element_type(array, array.dtype))  # without a weak type
-    q, k, v = a.q, a.k, a.v
+    """q, k, v as arrays without a weak type, and query heads per KV head."""
+    arrays = {name: _check_array(name, getattr(a, name)) for name in ("q", "k", "v")}
+    q, k, v = arrays.values()
     if not q.dtype == k.dtype == v.dtype:
         raise invalid("q, k, v", f"dtypes {q.dtype}, {k.dtype}, {v.dtype}", "one dtype for all three",
                       "Convert them to the same dtype with .astype(...)")
-    for name, axis, what in (("k", 0, "batch"), ("v", 0, "batch"), ("k", 3, "head dim")):
-        if getattr(a, name).shape[axis] != q.shape[axis]:
-            raise invalid(name, f"shape {list(getattr(a, name).shape)}", f"the {what} of q, {q.shape[axis]}",
-                          f"Make axis {axis} of q and {name} agree; arrays are [batch, sequence, heads, head dim]")
-    for axis, what in ((1, "sequence length"), (2, "number of heads")):
-        if v.shape[axis] != k.shape[axis]:
-            raise invalid("v", f"shape {list(v.shape)}", f"the {what} of k, {k.shape[axis]}",
-                          f"Make axis {axis} of k and v agree; arrays are [batch, sequence, heads, head dim]")
+    for name, axis, of, what in (("k", 0, "q", "batch"), ("v", 0, "q", "batch"), ("k", 3, "q", "head dim"),
+                                 ("v", 1, "k", "sequence length"), ("v", 2, "k", "number of heads")):
+        if arrays[name].shape[axis] != arrays[of].shape[axis]:
+            raise invalid(name, f"shape {list(arrays[name].shape)}", f"the {what} of {of}, {arrays[of].shape[axis]}",
+                          f"Make axis {axis} of {of} and {name} agree; arrays are [batch, sequence, heads, head dim]")
     for name in ("q", "v"):
-        if getattr(a, name).shape[3] == 0:
-            raise invalid(name, f"shape {list(getattr(a, name).shape)}", "a head dim of at least 1",
+        if arrays[name].shape[3] == 0:
+            raise invalid(name, f"shape {list(arrays[name].shape)}", "a head dim of at least 1",
                           "Give the last axis a positive size")
     heads, kv_heads = q.shape[2], k.shape[2]
     if heads and (not kv_heads or heads % kv_heads):
         raise invalid("q", f"{heads} heads with {kv_heads} KV heads", "a multiple of the number of KV heads",
                       "Make q.shape[2] divisible by k.shape[2] (grouped-query attention)")
     return q, k, v, heads // kv_heads if heads else 1
+
+
+def _check_array(name: str, value: Any) -> jax.Array:
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise invalid(name, type(value).__name__, "an array [batch, sequence, heads, head dim]",
+                      "Convert it with jnp.asarray")
+    if len(value.shape) != 4:
+        raise invalid(name, f"shape {list(value.shape)}", "rank 4, [batch, sequence, heads, head dim]",
+                      "Add the missing axes, for example x[None] for a single example")
+    if str(value.dtype) not in DTYPES:
+        raise invalid(name, f"dtype {value.dtype}", ", ".join(DTYPES), f"Convert it with {name}.astype(...)")
+    array = jnp.asarray(value)
+    return jax.lax.convert_element_type(array, array.dtype)  # without a weak type
 
 
 def _array(argument: str, value: Any, shape: tuple, kind: Any, dtype: Any = None) -> jax.Array | None:

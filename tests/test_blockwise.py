@@ -102,12 +102,7 @@ def test_pairs_visited():
     """Causal attention visits the blocks on and below the diagonal; a window a band; lengths are left to run time."""
 
     def pairs(**options):
-        shape = jax.ShapeDtypeStruct((1, 4096, 1, 64), jnp.float32)
-        lengths = options.pop("lengths", False)
-        arguments = Arguments(jnp.zeros(shape.shape), jnp.zeros(shape.shape), jnp.zeros(shape.shape), **options)
-        if lengths:
-            arguments.kv_lengths = jnp.array([5])
-        spec, operands = make_spec(arguments)
+        spec, operands = make_spec(Arguments(*[jnp.zeros((1, 4096, 1, 64))] * 3, **options))
         blocks = blockwise.Blocks.cut(spec, operands)
         assert (blocks.block_q, blocks.block_k) == (512, 512)
         return len(blocks.pairs), blockwise._Call.make(spec, operands).active()
@@ -116,7 +111,7 @@ def test_pairs_visited():
     assert pairs() == (n * n, None)
     assert pairs(causal=True) == (n * (n + 1) // 2, None)
     assert pairs(causal=True, window=(1, None)) == (2 * n - 1, None)
-    count, active = pairs(causal=True, lengths=True)
+    count, active = pairs(causal=True, kv_lengths=jnp.array([5]))
     assert count == n * n and active.sum() == 1  # 5 keys, which align with the last query rows
     assert active[-n]
 
