@@ -117,13 +117,15 @@ def layout_positions(length: int, layout: str, devices: int) -> np.ndarray:
     Args:
       length: sequence length S; a multiple of `devices` (of 2 * `devices` for zigzag).
       layout: "contiguous", "zigzag" or "striped".
-      devices: number of devices n in the ring.
+      devices: number of devices n in the ring, at least 1.
 
     Returns:
       int32 [S]; rows r*S/n to (r+1)*S/n - 1 are those that device r holds. Use it for RoPE, labels and masks:
       `to_layout(x, layout, n) == x[:, layout_positions(S, layout, n)]`.
     """
     kind = get_layout(layout)
+    if devices < 1:
+        raise invalid("devices", devices, "at least 1", "Pass the size of the ring's mesh axis")
     check_length("length", length, kind, devices)
     rows = length // devices
     run = rows // kind.chunks

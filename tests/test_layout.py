@@ -19,6 +19,12 @@ def test_positions_by_hand():
     assert layout_positions(8, "striped", 2).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
+def test_no_devices():
+    for devices in (0, -2):
+        with pytest.raises(InvalidArgument, match=f"devices: received {devices}; allowed: at least 1"):
+            layout_positions(8, "zigzag", devices)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 def test_there_and_back(layout, devices):

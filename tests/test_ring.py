@@ -265,6 +265,13 @@ def test_bfloat16_error_does_not_grow_with_the_ring():
         assert a <= 1.2 * b + 1e-5, (ring, alone)
 
 
+def test_float64():
+    with jax.enable_x64(True):
+        problem = Problem.draw(6, {"causal": True, "sinks": jnp.linspace(-1, 2, 4) / 3}, dtype="float64")
+        run = functools.partial(ring_attention, axis="sp", mesh=mesh_of(2), layout="zigzag")
+        assert_close(problem.spread(run, "zigzag", 2), problem.on_one_device(), 1e-12)
+
+
 def test_huge_scores_do_not_overflow():
     problem = Problem.draw(9, {"causal": True})
     large = dataclasses.replace(problem, q=problem.q * 1e4)

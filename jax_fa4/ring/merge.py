@@ -1,4 +1,4 @@
-"""Merging attention over disjoint sets of keys, in float32."""
+"""Merging attention over disjoint sets of keys, in the compute dtype: float32, or float64 for float64 inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ def merge(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tup
     changes nothing, and the union of two such sets is one.
 
     Args:
-      a, b: (o float32 [B, S, H, E], lse float32 [B, H, S]).
+      a, b: (o [B, S, H, E], lse [B, H, S]), of the compute dtype.
     """
     (o_a, lse_a), (o_b, lse_b) = a, b
     largest = jnp.maximum(lse_a, lse_b)
@@ -27,11 +27,11 @@ def with_sink(part: tuple[jax.Array, jax.Array], sinks: jax.Array) -> tuple[jax.
     """Adds one logit a head, with a value of zero: O shrinks and LSE grows.
 
     Args:
-      part: (o float32 [B, S, H, E], lse float32 [B, H, S]).
-      sinks: [H].
+      part: (o [B, S, H, E], lse [B, H, S]), of the compute dtype.
+      sinks: [H], likewise.
     """
     o, lse = part
-    sink = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None], lse.shape)
+    sink = jnp.broadcast_to(sinks[None, :, None], lse.shape)
     return merge(part, (jnp.zeros_like(o), sink))
 
 
