@@ -135,22 +135,26 @@ def _round(work, share: Int32):
         column = part * plan.part_columns
     source = sums.iterator.toint() + Int64(share) * (4 * plan.part_floats) + 16 * lane
     target = address(dq, number // heads, row, number % heads, 0).toint() + column * width
-    step, rows, columns = Int64(heads * dq.shape[3] * (8 * width)), dq.shape[1] - row, dq.shape[3] - column
+    step, rows = heads * dq.shape[3] * (8 * width), dq.shape[1] - row
+    columns = dq.shape[3] - column
+    if cutlass.const_expr(work.kernel.spec.head_dim == plan.dq_columns):
+        columns = plan.part_columns  # all there
     for _ in cutlass.range(plan.part_rows // 16, unroll=1):
-        for first in cutlass.range_constexpr(0, plan.part_columns, 32):
-            vectors = [_load(source, 2048 * (first // 8 + i)) for i in range(4)]
-            for half in cutlass.range_constexpr(2):
-                values = [vector[2 * half + i] * work.kernel.spec.scale for vector in vectors for i in range(2)]
-                at, exists = target + half * step + first * width, Boolean(rows > 8 * half)
-                epilogue.store_row(at, values, lane % 4, exists, columns - first, dq.element_type)
+        for half in cutlass.range_constexpr(2):
+            for first in cutlass.range_constexpr(0, plan.part_columns, 32):
+                # Half of what lies side by side, for lack of registers; the other half is then in the L1 cache.
+                pairs = [_load(source, 2048 * (first // 8 + i) + 8 * half) for i in range(4)]
+                values = [value * work.kernel.spec.scale for pair in pairs for value in pair]
+                exists = Boolean(rows > 8 * half)
+                epilogue.store_row(target + first * width, values, lane % 4, exists, columns - first, dq.element_type)
+            target += step
         source += 512
-        target += 2 * step
         rows -= 16
 
 
 def _load(source: Int64, offset: int) -> list[Float32]:
-    """Four values, so many bytes after an address."""
+    """Two values, so many bytes after an address."""
     return cute.arch.inline_ptx(
-        f"ld.global.v4.f32 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}];",
-        write_only_types=[Float32] * 4, read_only_args=[source],
+        f"ld.global.v2.f32 {{{{$w0}}, {{$w1}}}}, [{{$r0}}+{offset}];",
+        write_only_types=[Float32] * 2, read_only_args=[source],
     )  # fmt: skip
