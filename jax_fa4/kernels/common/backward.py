@@ -14,7 +14,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float16, Float32, Int32
+from cutlass import Boolean, Float16, Float32, Int32, Uint32
 
 from jax_fa4 import masks, scores
 from jax_fa4.kernels.common import mask, scalar_jaxpr, slope, softmax
@@ -30,6 +30,8 @@ class Fragment:
       query, key: the row of query slot 0 and of key slot 0 in the sequence.
       query_steps, key_steps: distance of each slot from the first.
       batch, head: example and query head.
+      quads: which are columns of a warpgroup product's accumulator, "queries" or "keys": slot 2 g + p is 8 g + p from
+        the first, which is the same in every fourth lane. None: the fragment is arranged otherwise.
     """
 
     values: cute.Tensor | None
@@ -40,6 +42,7 @@ class Fragment:
     key_steps: Sequence[int]
     batch: Int32
     head: Int32
+    quads: str | None = None
 
     @property
     def size(self) -> int:
@@ -75,23 +78,62 @@ def apply_score_mods(spec, fragment: Fragment, geometry: masks.Geometry, g, slop
     if not spec.score_mods:
         return
     for i in range(fragment.size):
-        value, product = fragment.values[i] * spec.scale, None
-        read = 0
-        for mod in spec.score_mods:
-            if isinstance(mod, scores.SoftCap):
-                value = mask.soft_cap(value, mod.cap)
-                ratio = value * (1.0 / mod.cap)
-                factor = 1.0 - ratio * ratio
-            else:
-                count = mod.function.operand_count
-                arrays = _operands(g, "score_operands", read, count)
-                read += count
-                scalars = (value, *_indices(spec, fragment, i, geometry))
-                factor = scalar_jaxpr.call(slope.slope(mod.function), scalars, arrays)
-                value = scalar_jaxpr.call(mod.function, scalars, arrays)
-            product = factor if product is None else product * factor
-        fragment.values[i] = value
-        slopes[i] = product.to(slopes.element_type)
+        fragment.values[i], slope = _modified(spec, fragment, i, geometry, g)
+        slopes[i] = slope.to(slopes.element_type)
+
+
+def _modified(spec, fragment: Fragment, i: int, geometry: masks.Geometry, g) -> tuple[Float32, Float32]:
+    """Register i after all score mods, and its derivative by the scaled product."""
+    value, product = fragment.values[i] * spec.scale, None
+    read = 0
+    for mod in spec.score_mods:
+        if isinstance(mod, scores.SoftCap):
+            value = mask.soft_cap(value, mod.cap)
+            ratio = value * (1.0 / mod.cap)
+            factor = 1.0 - ratio * ratio
+        else:
+            count = mod.function.operand_count
+            arrays = _operands(g, "score_operands", read, count)
+            read += count
+            scalars = (value, *_indices(spec, fragment, i, geometry))
+            factor = scalar_jaxpr.call(slope.slope(mod.function), scalars, arrays)
+            value = scalar_jaxpr.call(mod.function, scalars, arrays)
+        product = factor if product is None else product * factor
+    return value, product
+
+
+class _Ids:
+    """Segment ids by slot, fetched when asked for; past the end of the sequence that of its last element."""
+
+    def __init__(self, ids: cute.Tensor, batch: Int32, start: Int32, steps: Sequence[int]):
+        self.ids, self.batch, self.start, self.steps = ids, batch, start, steps
+        self.fetched = {}
+
+    def __getitem__(self, slot: int) -> Int32:
+        if slot not in self.fetched:
+            self.fetched[slot] = self._fetch(slot)
+        return self.fetched[slot]
+
+    def _fetch(self, slot: int) -> Int32:
+        return self._read(self.start + self.steps[slot])
+
+    def _read(self, position: Int32) -> Int32:
+        return self.ids[self.batch, cutlass.min(position, self.ids.shape[1] - 1)]
+
+
+class _QuadIds(_Ids):
+    """The same of an accumulator's columns (see `Fragment.quads`): the warp reads each id once, and its lanes exchange
+    them. A thread has no registers for all of its own at once, nor for their addresses."""
+
+    def __init__(self, ids: cute.Tensor, batch: Int32, start: Int32, steps: Sequence[int]):
+        super().__init__(ids, batch, start, steps)
+        lane = cute.arch.lane_idx()
+        self.quad_lane, first = lane % 4, start + lane // 4 * 8
+        self.held = [self._read(first + 64 * i + pair) for i in range(-(-len(steps) // 16)) for pair in range(2)]
+
+    def _fetch(self, slot: int) -> Int32:
+        group, pair = divmod(slot, 2)
+        return cute.arch.shuffle_sync(self.held[group // 8 * 2 + pair], self.quad_lane + group % 8 * 4)
 
 
 def conditions(spec, fragment: Fragment, geometry: masks.Geometry, g) -> Callable[[int], list[Boolean]]:
@@ -99,14 +141,9 @@ def conditions(spec, fragment: Fragment, geometry: masks.Geometry, g) -> Callabl
     predicates = [part.function for part in spec.mask.parts if isinstance(part, masks.Predicate)]
     segments = any(isinstance(part, masks.Segments) for part in spec.mask.parts)
     if segments:
-        last_query, last_key = g.q_segment_ids.shape[1] - 1, g.kv_segment_ids.shape[1] - 1
-        q_ids = [
-            g.q_segment_ids[fragment.batch, cutlass.min(fragment.query + step, last_query)]
-            for step in fragment.query_steps
-        ]
-        kv_ids = [
-            g.kv_segment_ids[fragment.batch, cutlass.min(fragment.key + step, last_key)] for step in fragment.key_steps
-        ]
+        kinds = {"queries": (_QuadIds, _Ids), "keys": (_Ids, _QuadIds), None: (_Ids, _Ids)}[fragment.quads]
+        q_ids = kinds[0](g.q_segment_ids, fragment.batch, fragment.query, fragment.query_steps)
+        kv_ids = kinds[1](g.kv_segment_ids, fragment.batch, fragment.key, fragment.key_steps)
 
     def of_register(i: int) -> list[Boolean]:
         q_slot, k_slot = fragment.slots(i)
@@ -123,6 +160,13 @@ def conditions(spec, fragment: Fragment, geometry: masks.Geometry, g) -> Callabl
 
 def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:
     """Sets scores that do not survive to -inf, so that their P is 0."""
+    survives = _survivors(spec, fragment, geometry, g)
+    for i in range(fragment.size):
+        fragment.values[i] = cutlass.select_(survives(i), fragment.values[i], Float32(softmax.NEG_INF))
+
+
+def _survivors(spec, fragment: Fragment, geometry: masks.Geometry, g) -> Callable[[int], Boolean]:
+    """Whether register i survives."""
     by_rows = len(fragment.query_steps) < len(fragment.key_steps)  # intervals of what a thread has fewer of
     if by_rows:
         start, steps = fragment.key, fragment.key_steps
@@ -131,7 +175,8 @@ def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:
         start, steps = fragment.query, fragment.query_steps
         bounds = [masks.column_interval(spec.mask, fragment.key + step, geometry) for step in fragment.key_steps]
     others = conditions(spec, fragment, geometry, g)
-    for i in range(fragment.size):
+
+    def of_register(i: int) -> Boolean:
         slot, along = fragment.slots(i) if by_rows else fragment.slots(i)[::-1]
         low, high = bounds[slot]
         step = Int32(steps[along])
@@ -140,7 +185,9 @@ def apply_mask(spec, fragment: Fragment, geometry: masks.Geometry, g) -> None:
             keep = keep & (step >= low - start)
         for condition in others(i):
             keep = keep & condition
-        fragment.values[i] = cutlass.select_(keep, fragment.values[i], Float32(softmax.NEG_INF))
+        return keep
+
+    return of_register
 
 
 def probabilities(fragment: Fragment, lse_log2: Any, scale_log2: float) -> None:
@@ -150,13 +197,30 @@ def probabilities(fragment: Fragment, lse_log2: Any, scale_log2: float) -> None:
         fragment.values[i] = softmax.exp2(exponent)
 
 
-def score_gradients(p: Fragment, dp: cute.Tensor, delta: Any, slopes: cute.Tensor | None) -> None:
-    """dS = P * (dP - delta) * dy/dx, in place of dP; `delta` is per query slot."""
+def weighted_probabilities(
+    spec, fragment: Fragment, masked: bool, geometry: masks.Geometry, g, lse_log2: Any, rounded: cute.Tensor
+) -> None:
+    """Raw products to P * dy/dx in place, and to P, rounded: what dS and dV need where there are score mods.
+
+    Each register's dy/dx is used up at once: a thread has no others to keep it in until dP comes. `masked`: with the
+    element mask.
+    """
+    survives = _survivors(spec, fragment, geometry, g) if masked else None
+    words = cute.recast_tensor(rounded, Uint32)
+    for i in range(0, fragment.size, 2):
+        pair = []
+        for j in (i, i + 1):
+            score, factor = _modified(spec, fragment, j, geometry, g)
+            if survives is not None:
+                score = cutlass.select_(survives(j), score, Float32(softmax.NEG_INF))
+            p = softmax.exp2(score * softmax.LOG2_E - lse_log2[fragment.slots(j)[0]])
+            pair.append(p)
+            # A user's function may have no finite slope where P is 0.
+            fragment.values[j] = cutlass.select_(p == 0.0, Float32(0.0), p * factor)
+        words[i // 2] = softmax.pack(*pair, rounded.element_type)
+
+
+def score_gradients(p: Fragment, dp: cute.Tensor, delta: Any) -> None:
+    """dS = P * (dP - delta), in place of dP; `delta` is per query slot. P comes times dy/dx where there are mods."""
     for i in range(p.size):
-        ds = p.values[i] * (dp[i] - delta[p.slots(i)[0]])
-        if slopes is not None:
-            product = ds * slopes[i].to(Float32)
-            if slopes.element_type is Float32:  # a user's function may have no finite slope where P is 0
-                product = cutlass.select_(p.values[i] == 0.0, Float32(0.0), product)
-            ds = product
-        dp[i] = ds
+        dp[i] = p.values[i] * (dp[i] - delta[p.slots(i)[0]])

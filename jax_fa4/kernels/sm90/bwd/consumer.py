@@ -32,7 +32,7 @@ from cutlass.cute.nvgpu import warpgroup
 from jax_fa4 import masks
 from jax_fa4.kernels.common import backward, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer, release
-from jax_fa4.kernels.sm90.bwd import epilogue, keys
+from jax_fa4.kernels.sm90.bwd import epilogue, keys, load
 from jax_fa4.kernels.sm90.bwd.fragments import (
     Consumer,
     Statistics,
@@ -73,7 +73,8 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
             else:
                 step(work, place, steps_done, True, count == 1)
             for i in cutlass.range(1, count if idle.last is None else count - Int32(idle.last), unroll=1):
-                place = key_tiles.following(steps, place)
+                if cutlass.const_expr(not kernel.plan.tells_places):
+                    place = key_tiles.following(steps, place)
                 step(work, place, steps_done + i, False, i + 1 == count)
             if cutlass.const_expr(idle.last is not None):
                 if idle.last:
@@ -127,28 +128,37 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     if cutlass.const_expr(first):
         take_turn(consumer)
     pipes.q.consumer_wait(q)
+    if cutlass.const_expr(plan.tells_places):
+        place = load.told(consumer, q)
     k = in_buffer(o.scores_k, plan, work.number)
     multiply(products.scores, scores, k, o.scores_q[None, None, None, q.index], False)
     pipes.do.consumer_wait(do)
     multiply(products.scores, dp, o.dp_v, o.dp_do[None, None, None, do.index], False)
     lse = Statistics(consumer, consumer.shared.lse, q.index)
     warpgroup.wait_group(1)
-    slopes = backward.slopes_like(kernel.spec, scores)
-    if cutlass.const_expr(slopes is not None):
+    p = None
+    if cutlass.const_expr(kernel.spec.score_mods):
+        p = cute.make_rmem_tensor(scores.shape, kernel.dtype)
         located = scores_fragment(consumer, scores, place, work.tile)
-        backward.apply_score_mods(kernel.spec, located, work.steps.geometry, consumer.g, slopes)
-    if place.masked:
-        in_mask = scores_fragment(consumer, scores, place, work.tile)
-        backward.apply_mask(kernel.spec, in_mask, work.steps.geometry, consumer.g)
-    backward.probabilities(fragment, lse, kernel.scale_log2)
+        arguments = work.steps.geometry, consumer.g, lse, p
+        if place.masked:
+            backward.weighted_probabilities(kernel.spec, located, True, *arguments)
+        else:
+            backward.weighted_probabilities(kernel.spec, located, False, *arguments)
+    else:
+        if place.masked:
+            in_mask = scores_fragment(consumer, scores, place, work.tile)
+            backward.apply_mask(kernel.spec, in_mask, work.steps.geometry, consumer.g)
+        backward.probabilities(fragment, lse, kernel.scale_log2)
     delta = Statistics(consumer, consumer.shared.delta, do.index)
     warpgroup.wait_group(0)
     if cutlass.const_expr(plan.carries_dq):
         if last:  # here, where no product is under way: a branch beside one costs 5 % (D = 64)
             release_v(consumer, work.number)
-    backward.score_gradients(fragment, dp, delta, slopes)
-    p = cute.make_rmem_tensor(scores.shape, kernel.dtype)
-    softmax.convert_pairs(scores, p)
+    backward.score_gradients(fragment, dp, delta)
+    if cutlass.const_expr(p is None):
+        p = cute.make_rmem_tensor(scores.shape, kernel.dtype)
+        softmax.convert_pairs(scores, p)
     ds = cute.make_rmem_tensor(scores.shape, kernel.dtype)
     softmax.convert_pairs(dp, ds)
 

@@ -140,7 +140,7 @@ def scores_fragment(consumer, scores: cute.Tensor, place=None, tile=None) -> bac
     return backward.Fragment(
         scores, lambda i: (i % 2 + 2 * (i // 4), i // 2 % 2),
         query_steps=[8 * group + pair for group in range(consumer.query_groups) for pair in range(2)],
-        key_steps=(0, 8), **where,
+        key_steps=(0, 8), quads="queries", **where,
     )  # fmt: skip
 
 

@@ -97,7 +97,8 @@ class Shared:
     """Tiles in shared memory.
 
     `ds` is (key, query, stage); `dq`, for the store warp, is (4, thread, vector, consumer), in accumulator order. In a
-    wide plan `ds` and `p` are (query, key, stage), and there is no `dq`.
+    wide plan `ds` and `p` are (query, key, stage), and there is no `dq`. `places` says of each buffer of Q where its
+    block is, if the plan `tells_places`.
     """
 
     q: cute.Tensor
@@ -110,6 +111,7 @@ class Shared:
     lse: cute.Tensor
     delta: cute.Tensor
     numbers: cute.Tensor
+    places: cute.Tensor | None
 
     @classmethod
     def allocate(cls, dtype, plan: BackwardPlan) -> "Shared":
@@ -135,4 +137,5 @@ class Shared:
             ),
             lse=statistic(p.q_stages), delta=statistic(p.do_stages),
             numbers=memory.allocate_tensor(Int32, cute.make_layout((NUMBER_STAGES,)), 16),
+            places=memory.allocate_tensor(Int32, cute.make_layout((2, p.q_stages)), 8) if p.tells_places else None,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from jax_fa4.kernels.common import copies, dq_zeros, key_tiles
@@ -29,6 +29,7 @@ class RowSource:
     shared_statistic: cute.Tensor
     ring: Any
     stages: int
+    places: cute.Tensor | None = None
 
 
 @cute.jit
@@ -38,13 +39,34 @@ def _load_rows(source, number: Int32, place, batch: Int32):
     state = free_buffer(number, source.stages)
     tile = cute.local_tile(source.matrix[None, None, place.head, batch], (rows, columns), (place.block, 0))
     shared, tile = copies.tma_partition(source.atom, source.shared_matrix, tile)
-    source.ring.producer_acquire(state)
+    if cutlass.const_expr(source.places is None):
+        source.ring.producer_acquire(state)
+    else:
+        tell(source, state, place)
     barrier = source.ring.producer_get_barrier(state)
     cute.copy(source.atom, tile, shared[None, state.index], tma_bar_ptr=barrier)
     statistic = cute.local_tile(source.statistic[None, place.head, batch], (rows,), (place.block,))
     bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
     with cute.arch.elect_one():
         cute.copy(bulk, statistic, source.shared_statistic[None, state.index], mbar_ptr=barrier)
+
+
+def tell(source: RowSource, state, place) -> None:
+    """Acquires a buffer, and leaves word of its block for the consumers that see it full."""
+    source.ring.sync_object_empty.wait(state.index, state.phase)
+    with cute.arch.elect_one():
+        source.places[0, state.index] = place.block * 2 + Int32(place.masked)
+        source.places[1, state.index] = place.head
+    source.ring.sync_object_full.arrive(state.index, source.ring.producer_mask)
+
+
+def told(consumer, state) -> key_tiles.Place:
+    """Where the block in a buffer of Q is, which is full."""
+    words = consumer.shared.places
+    word = cute.arch.make_warp_uniform(words[0, state.index])
+    return dataclasses.replace(
+        key_tiles.nowhere(), block=word >> 1, head=words[1, state.index], masked=Boolean((word & 1) != 0)
+    )
 
 
 def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int32) -> None:
@@ -63,7 +85,7 @@ def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int3
 def run(kernel, loads, shared, pipes, g, dims, key_schedule):
     """All tiles of this block. The next tile's loads start while the consumers finish this one."""
     plan = kernel.plan
-    q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, plan.q_stages)
+    q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, plan.q_stages, shared.places)
     do = RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do, plan.do_stages)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:

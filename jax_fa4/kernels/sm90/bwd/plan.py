@@ -63,6 +63,8 @@ class BackwardPlan:
         more tiles and of less unequal length, and they are summed in global memory (see `keys`).
       pairs_heads: whether a tile has two of them instead of one where tiles are many, and two heads small enough.
       piece_costs: by what tiles are cut along their steps; None: they never are.
+      tells_places: whether the loading warp says where each block of queries is (see `load.tell`); consumers that keep
+        more than scores in registers cannot work it out beside.
       rounded_rows: up to so many query rows spare warps round dQ, if they do (see `rounds_behind`); with more, tiles
         are so long that it does not pay. None: always, as under a window.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
@@ -79,6 +81,7 @@ class BackwardPlan:
     tile_heads: int = 1
     pairs_heads: bool = False
     piece_costs: PieceCosts | None = None
+    tells_places: bool = False
     rounded_rows: int | None = 8192
     l2_bytes: int = 32 << 20
     short: BackwardPlan | None = None
@@ -296,6 +299,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     largest = max(tile_d, tile_e)
     common = {"tile_d": tile_d, "tile_e": tile_e, "piece_costs": _piece_costs(spec.mask)}
+    common["tells_places"] = not is_simple(spec)
     if _window_rows(spec.mask) <= SHORT_ROWS:
         common["rounded_rows"] = None
     if spec.deterministic:
@@ -307,7 +311,8 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         return BackwardPlan(block_q, block_k, **(common | rest))
 
     if largest <= 64:
-        return plan(128, 128, ds_stages=2, k_stages=2, l2_bytes=16 << 20)
+        rows = 64 if spec.score_mods else 128  # P beside P times the slope of the score: registers for 64
+        return plan(rows, 128, ds_stages=2, k_stages=2, l2_bytes=16 << 20)
     if largest <= 128:
         narrow = plan(64, 128)
         if tile_d < 128 or not is_simple(spec):

@@ -82,5 +82,5 @@ def scores_fragment(consumer, scores: cute.Tensor, place, tile) -> backward.Frag
         scores, lambda i: (i // 2 % 2, i % 2 + 2 * (i // 4)),
         query=place.block * plan.block_q + consumer.row, key=tile.block * plan.block_k + 2 * consumer.quad_lane,
         query_steps=(0, 8), key_steps=[8 * group + pair for group in range(plan.block_k // 8) for pair in range(2)],
-        batch=tile.batch, head=place.head,
+        batch=tile.batch, head=place.head, quads="keys",
     )  # fmt: skip

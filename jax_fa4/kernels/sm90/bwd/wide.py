@@ -34,7 +34,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4.kernels.common import backward, copies, dq_order, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer, release
-from jax_fa4.kernels.sm90.bwd import epilogue, keys
+from jax_fa4.kernels.sm90.bwd import epilogue, keys, load
 from jax_fa4.kernels.sm90.bwd.fragments import begin, end
 from jax_fa4.kernels.sm90.bwd.layouts import as_left_operand, multiply
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit
@@ -87,13 +87,13 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
             begin(consumer, tiles_done)
             if (steps_done + consumer.warpgroup) % 2 == 0:  # the first block is this warpgroup's own
                 search, left = step(work, place, steps_done, search, left, True)
-                place = key_tiles.following(steps, place)
+                place = _following(consumer, steps, place)
                 done += 1
             pairs = (count - done) // 2
             for pair in cutlass.range(pairs, unroll=1):
-                place = key_tiles.following(steps, place)
+                place = _following(consumer, steps, place)
                 search, left = step(work, place, steps_done + done + 2 * pair + 1, search, left, False)
-                place = key_tiles.following(steps, place)
+                place = _following(consumer, steps, place)
             if done + 2 * pairs < count:
                 other = Block.make(consumer, steps_done + count - 1)
                 for part in consumer.sums:
@@ -108,6 +108,11 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         turn += 1
 
 
+def _following(consumer, steps, place):
+    """The step after this one, where consumers are not told."""
+    return place if consumer.plan.tells_places else key_tiles.following(steps, place)
+
+
 @cute.jit
 def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
     """A block of this warpgroup's own, and the other's before it unless this is the tile's `first`.
@@ -119,10 +124,14 @@ def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
     own, other = Block.make(consumer, number), Block.make(consumer, number - 1)
     ds = cute.make_rmem_tensor(((2, 2, plan.block_k // 8), 1, 1), kernel.dtype)
     scores = cute.make_rmem_tensor(ds.shape, Float32)
+    if cutlass.const_expr(plan.tells_places):
+        pipes.q.consumer_wait(own.q)
+        place = load.told(consumer, own.q)
     fragment = scores_fragment(consumer, scores, place, work.tile)
     sums, parts = () if first else consumer.sums, plan.dp_parts
     early = sums[:-1] if parts > 1 else sums
-    pipes.q.consumer_wait(own.q)
+    if cutlass.const_expr(not plan.tells_places):
+        pipes.q.consumer_wait(own.q)
     multiply(consumer.products.scores, scores, o.scores_q[None, None, None, own.q.index], o.scores_k, False)
     if cutlass.const_expr(work.held is not None and not first):
         warpgroup.wait_group(1)
@@ -134,23 +143,17 @@ def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
     lse = statistics(consumer, consumer.shared.lse, own.q.index)
     delta = statistics(consumer, consumer.shared.delta, own.do.index)
     warpgroup.wait_group(len(early) + 1)
-    slopes = backward.slopes_like(kernel.spec, scores)
-    backward.apply_score_mods(kernel.spec, fragment, work.steps.geometry, consumer.g, slopes)
-    if place.masked:
-        backward.apply_mask(kernel.spec, fragment, work.steps.geometry, consumer.g)
-    backward.probabilities(fragment, lse, kernel.scale_log2)
-    for part in cutlass.range_constexpr(parts):
-        values = part_of(scores, part, dp)
-        store_part(consumer, values, consumer.p_target, own.do, part, cute.make_rmem_tensor(dp.shape, kernel.dtype))
+    make_p(work, place, fragment, lse, dp, own.do)
     publish(pipes.p, own.do)
     for part in cutlass.range_constexpr(parts):
         if cutlass.const_expr(first or part + 1 < parts):
             warpgroup.wait_group(0)
         else:
             finish_other(consumer, other)
-        values = dataclasses.replace(fragment, values=part_of(scores, part, dp))
-        backward.score_gradients(values, dp, delta, None if slopes is None else part_of(slopes, part, dp))
-        store_part(consumer, dp, consumer.ds_target, own.do, part, part_of(ds, part, dp))
+        backward.score_gradients(part_of(fragment, part, dp), dp, delta)
+        rounded = registers_of(ds, part, dp)
+        softmax.convert_pairs(dp, rounded)
+        store_part(consumer, rounded, consumer.ds_target, own.do, part)
         if cutlass.const_expr(part + 1 < parts):
             for late in sums[len(early) :]:
                 add_block(consumer, late, other)
@@ -161,8 +164,35 @@ def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
     return search, (place.block, place.head)
 
 
-def part_of(values: cute.Tensor, part: int, like: cute.Tensor) -> cute.Tensor:
-    """A part of the keys of a fragment of the scores."""
+@cute.jit
+def make_p(work, place, fragment, lse, like, state):
+    """P, rounded, into this block's (query, key) tile, a part `like` dP at a time; P, or P * dy/dx, in the fragment."""
+    consumer, geometry = work.consumer, work.steps.geometry
+    spec, g, parts = consumer.spec, consumer.g, consumer.plan.dp_parts
+    if cutlass.const_expr(not spec.score_mods):
+        if place.masked:
+            backward.apply_mask(spec, fragment, geometry, g)
+        backward.probabilities(fragment, lse, consumer.kernel.scale_log2)
+    for part in cutlass.range_constexpr(parts):
+        rounded, values = cute.make_rmem_tensor(like.shape, consumer.kernel.dtype), part_of(fragment, part, like)
+        if cutlass.const_expr(not spec.score_mods):
+            softmax.convert_pairs(values.values, rounded)
+        elif place.masked:
+            backward.weighted_probabilities(spec, values, True, geometry, g, lse, rounded)
+        else:
+            backward.weighted_probabilities(spec, values, False, geometry, g, lse, rounded)
+        store_part(consumer, rounded, consumer.p_target, state, part)
+
+
+def part_of(fragment: backward.Fragment, part: int, like: cute.Tensor) -> backward.Fragment:
+    """A part of the keys of the scores."""
+    before = part * cute.size(like)
+    values = registers_of(fragment.values, part, like)
+    return dataclasses.replace(fragment, values=values, slots=lambda i: fragment.slots(before + i))
+
+
+def registers_of(values: cute.Tensor, part: int, like: cute.Tensor) -> cute.Tensor:
+    """A part of the keys of an accumulator of the scores."""
     return cute.make_tensor(values.iterator + part * cute.size(like), cute.make_layout(like.shape))
 
 
@@ -268,9 +298,8 @@ def add_held(work, left):
             add_dq(work, block, head, work.held, work.consumer.plan.dq_slices - 1)
 
 
-def store_part(consumer, values: cute.Tensor, target: cute.Tensor, state, part: int, rounded: cute.Tensor) -> None:
-    """Rounds a part of the scores, also into this block's (query, key) tile."""
-    softmax.convert_pairs(values, rounded)
+def store_part(consumer, rounded: cute.Tensor, target: cute.Tensor, state, part: int) -> None:
+    """Stores a part of P or dS into this block's (query, key) tile."""
     source = consumer.tile_copy.retile(rounded)[None, None, 0]
     cute.copy(consumer.tile_copy, source, target[None, None, part, state.index])
 
