@@ -1,6 +1,7 @@
 """FlashAttention-4 for JAX: `attention` and what its arguments are made of.
 
-The parts that load the shared library or look for a compiler are imported when first used.
+The drop-ins `nn` and `flax`, and the parts that load the shared library or look for a compiler, are imported when first
+used.
 """
 
 import importlib
@@ -17,6 +18,7 @@ from .targets import target
 from .vjp import CHECKPOINT_NAMES
 
 _ON_DEMAND = {"EXPORT_CHECKS": "call", "counters": "counting", "emulate": "emulator", "register": "registry"}
+_MODULES = ("counting", "draw", "emulator", "flax", "nn", "registry", "sass", "timeline")
 
 __all__ = [
     "CHECKPOINT_NAMES",
@@ -42,6 +44,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name in _ON_DEMAND:
         return getattr(importlib.import_module(f".{_ON_DEMAND[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

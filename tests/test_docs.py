@@ -1,6 +1,8 @@
 """The documentation says nothing that does not run: code blocks, links, commands, names."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,9 @@ def test_every_page_is_in_the_navigation_and_every_public_name_in_the_reference(
             continue  # constants are described where they are used
         documented = re.search(rf"^::: jax_fa4\.([\w.]+\.)?{name}$", reference, re.M)
         assert documented, name
+
+
+def test_every_entry_of_the_reference_is_there_after_one_import():
+    names = re.findall(r"^::: (jax_fa4\.[\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    assert "jax_fa4.nn.dot_product_attention" in names
+    subprocess.run([sys.executable, "-c", f"import jax_fa4; print({', '.join(names)})"], check=True)
