@@ -10,7 +10,7 @@ from cutlass import Boolean, Int32, Int64
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common import segments, sequence
-from jax_fa4.kernels.common.pipelines import buffer, free_buffer, release
+from jax_fa4.kernels.common.pipelines import buffer, free_buffer
 
 NUMBER_STAGES = 2
 """Tile numbers handed out ahead."""
@@ -208,6 +208,8 @@ def receive(pipes, shared, turn: Int32) -> Int32:
     """The next tile number, in any other warp."""
     state = buffer(turn, NUMBER_STAGES)
     pipes.numbers.consumer_wait(state)
-    number = cute.arch.make_warp_uniform(shared.numbers[state.index])
-    release(pipes.numbers, state)
-    return number
+    number = Int32(0)
+    if cute.arch.lane_idx() == 0:  # alone, as it alone gives the number's place back
+        number = shared.numbers[state.index]
+        pipes.numbers.consumer_release(state)
+    return cute.arch.shuffle_sync(number, 0)

@@ -23,6 +23,58 @@ def tma_load_pipeline(barriers: cute.Pointer, stages: int, stage_bytes: int, con
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class RowRing:
+    """A ring of buffers filled by TMA, that threads also read with ordinary loads, and give back at named barriers.
+
+    Each buffer has a barrier, `first_barrier` and those after it, where all threads of the `consumer_warps` arrive and
+    the producer warp waits: it speaks for each thread that has read. At an mbarrier one lane would have to speak for
+    its warp (32 arrivals take 32 turns in shared memory). That is right after a warp synchronisation, but
+    compute-sanitizer's racecheck does not see that the other lanes' loads come before, and reports them all.
+    """
+
+    full: pipeline.PipelineTmaAsync
+    stages: int
+    first_barrier: int
+    consumer_warps: int
+
+    @classmethod
+    def make(cls, barriers: cute.Pointer, stages: int, stage_bytes: int, consumer_warps: int, first_barrier: int):
+        full = tma_load_pipeline(barriers, stages, stage_bytes, consumer_warps)
+        return cls(full, stages, first_barrier, consumer_warps)
+
+    @property
+    def _threads(self) -> int:
+        return 32 * (self.consumer_warps + 1)
+
+    def consumer_wait(self, state: pipeline.PipelineState) -> None:
+        self.full.consumer_wait(state)
+
+    def consumer_release(self, state: pipeline.PipelineState) -> None:
+        """Called by all threads of the consumer warps."""
+        cute.arch.barrier_arrive(barrier_id=self.first_barrier + state.index, number_of_threads=self._threads)
+
+    @cute.jit
+    def producer_acquire(self, number: Int32):
+        """Waits for the buffer that is to be filled as the `number`th; called by the whole producer warp."""
+        if number >= self.stages:
+            self._wait(number % self.stages)
+
+    def expect_copies(self, state: pipeline.PipelineState) -> cute.Pointer:
+        """The mbarrier to be told of what is copied into an acquired buffer, which then is full."""
+        self.full.sync_object_full.arrive(state.index, self.full.producer_mask)
+        return self.full.producer_get_barrier(state)
+
+    def _wait(self, stage) -> None:
+        cute.arch.barrier(barrier_id=self.first_barrier + stage, number_of_threads=self._threads)
+
+    @cute.jit
+    def producer_tail(self, number: Int32):
+        """Waits until all of `number` fillings are given back, so that no barrier is left half arrived at."""
+        for i in cutlass.range(cutlass.max(number - self.stages, 0), number, unroll=1):
+            self._wait(i % self.stages)
+
+
 def thread_pipeline(barriers: cute.Pointer, stages: int, producers: int, consumers: int):
     """A ring of `stages` buffers filled and released by ordinary threads: that many arrive each time."""
     return pipeline.PipelineAsync.create(

@@ -283,7 +283,7 @@ class WorkQueue:
 
 def work_queue(barriers: cute.Pointer, words: cute.Tensor, consumer_warps: int) -> WorkQueue:
     """A queue with as many slots as `words` (words of a slot, slots) has."""
-    return WorkQueue(words, pipelines.thread_pipeline(barriers, cute.size(words, mode=[1]), 32, consumer_warps))
+    return WorkQueue(words, pipelines.thread_pipeline(barriers, cute.size(words, mode=[1]), 32, 32 * consumer_warps))
 
 
 @cute.jit
@@ -308,8 +308,6 @@ def receive(queue: WorkQueue, state):
     """The next work, for a consumer warp. Returns it and the next slot's state."""
     queue.ring.consumer_wait(state)
     words = tuple(queue.words[i, state.index] for i in range(cute.size(queue.words, mode=[0])))
-    cute.arch.sync_warp()
-    if cute.arch.lane_idx() == 0:
-        queue.ring.consumer_release(state)
+    queue.ring.consumer_release(state)  # each lane, as each has read
     state.advance()
     return Work(Tile(*words[:3]), *words[3:]), state

@@ -200,7 +200,7 @@ def _first(block, state, last):
     """The first block, whose scores are under way: no P yet, nothing to rescale."""
     work = block.work
     warpgroup.wait_group(0)
-    kv_block = work.shared.blocks[state.index]
+    kv_block = _block_number(work, state.index)
     _release_scores(block, state, last)
     ready = _look_ahead(work, state)
     work.statistics.reset()
@@ -212,10 +212,18 @@ def _first(block, state, last):
     return ready
 
 
+@cute.jit
+def _block_number(work, stage):
+    """Which KV block a buffer holds, for the whole warp: the lane reads it that will give the buffer back for all."""
+    number = Int32(0)
+    if work.shared.k_pipeline.is_signaling_thread:
+        number = work.shared.blocks[stage]
+    return cute.arch.shuffle_sync(number, 0)
+
+
 def _release_scores(block, state, last):
     """Gives back K; with the tile's `last` block also Q, if the next tile's has to wait for its buffer."""
     work = block.work
-    cute.arch.sync_warp()  # all lanes have read which block it is
     work.shared.k_pipeline.consumer_release(state)
     if work.kernel.plan.q_stages == 1:  # no branch: it would make products wait for each other
         pipelines.release_if(last, work.shared.q_pipeline, block.q_state)
@@ -250,7 +258,7 @@ def _step(block, state, ready, masked: bool, last):
     _issue_output(work, previous)
     _turn(work, "blocks", work.turns.pass_on)
     warpgroup.wait_group(1)
-    kv_block = work.shared.blocks[state.index]
+    kv_block = _block_number(work, state.index) if masked or work.kernel.spec.score_mods else Int32(0)
     _release_scores(block, state, last)
     ready = _look_ahead(work, state)
     fragment = _scores_fragment(block, kv_block, masked)

@@ -31,7 +31,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common import backward, key_tiles, softmax
-from jax_fa4.kernels.common.pipelines import buffer, release
+from jax_fa4.kernels.common.pipelines import buffer
 from jax_fa4.kernels.sm90.bwd import epilogue, keys, load
 from jax_fa4.kernels.sm90.bwd.fragments import (
     Consumer,
@@ -176,10 +176,10 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     if cutlass.const_expr(makes_dq and not dq_first):
         dq = dq_of_step_before(work, number, carried)
     warpgroup.wait_group(2 if makes_dq else 1)
-    release(pipes.do, do)
+    pipes.do.consumer_release(do)
     warpgroup.wait_group(1 if makes_dq else 0)
     if cutlass.const_expr(not dq_first):
-        release(pipes.q, q)
+        pipes.q.consumer_release(q)
         warpgroup.wait_group(0)
     if cutlass.const_expr(makes_dq):
         epilogue.stage_dq(consumer, dq)
@@ -189,7 +189,7 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     commit(pipes.ds, ds_buffer)  # also: this warp's dQ of the step before is done
     if cutlass.const_expr(dq_first):
         warpgroup.wait_group(0)
-        release(pipes.q, q)
+        pipes.q.consumer_release(q)
     if cutlass.const_expr(carried):
         if not work.fresh:
             release_k(consumer, work.number - 1)
@@ -240,9 +240,9 @@ def idle_step(work, number, first: cutlass.Constexpr[bool], last):
     if cutlass.const_expr(makes_dq):
         epilogue.hand_over_dq(consumer)
     commit(pipes.ds, ds_buffer)
-    for ring, stages in ((pipes.q, plan.q_stages), (pipes.do, plan.do_stages)):
-        ring.consumer_wait(buffer(number, stages))
-        release(ring, buffer(number, stages))
+    for ring in (pipes.q, pipes.do):
+        ring.consumer_wait(buffer(number, ring.stages))
+        ring.consumer_release(buffer(number, ring.stages))
     if cutlass.const_expr(carried):
         if not work.fresh:
             release_k(consumer, work.number - 1)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import copies, dq_zeros, key_tiles
+from jax_fa4.kernels.common import copies, dq_zeros, key_tiles, pipelines
 from jax_fa4.kernels.common.pipelines import free_buffer
 from jax_fa4.kernels.sm90.bwd import keys
 
@@ -27,8 +26,7 @@ class RowSource:
     statistic: cute.Tensor
     shared_matrix: cute.Tensor
     shared_statistic: cute.Tensor
-    ring: Any
-    stages: int
+    ring: pipelines.RowRing
     places: cute.Tensor | None = None
 
 
@@ -36,14 +34,13 @@ class RowSource:
 def _load_rows(source, number: Int32, place, batch: Int32):
     """Fills the ring's `number`th buffer with one block of rows."""
     rows, columns = (cute.size(mode) for mode in source.shared_matrix.shape[:2])
-    state = free_buffer(number, source.stages)
+    state = free_buffer(number, source.ring.stages)
     tile = cute.local_tile(source.matrix[None, None, place.head, batch], (rows, columns), (place.block, 0))
     shared, tile = copies.tma_partition(source.atom, source.shared_matrix, tile)
-    if cutlass.const_expr(source.places is None):
-        source.ring.producer_acquire(state)
-    else:
+    source.ring.producer_acquire(number)
+    if cutlass.const_expr(source.places is not None):
         tell(source, state, place)
-    barrier = source.ring.producer_get_barrier(state)
+    barrier = source.ring.expect_copies(state)
     cute.copy(source.atom, tile, shared[None, state.index], tma_bar_ptr=barrier)
     statistic = cute.local_tile(source.statistic[None, place.head, batch], (rows,), (place.block,))
     bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
@@ -52,12 +49,10 @@ def _load_rows(source, number: Int32, place, batch: Int32):
 
 
 def tell(source: RowSource, state, place) -> None:
-    """Acquires a buffer, and leaves word of its block for the consumers that see it full."""
-    source.ring.sync_object_empty.wait(state.index, state.phase)
+    """Leaves word of a buffer's block for the consumers that see it full."""
     with cute.arch.elect_one():
         source.places[0, state.index] = place.block * 2 + Int32(place.masked)
         source.places[1, state.index] = place.head
-    source.ring.sync_object_full.arrive(state.index, source.ring.producer_mask)
 
 
 def told(consumer, state) -> key_tiles.Place:
@@ -85,8 +80,8 @@ def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int3
 def run(kernel, loads, shared, pipes, g, dims, key_schedule):
     """All tiles of this block. The next tile's loads start while the consumers finish this one."""
     plan = kernel.plan
-    q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, plan.q_stages, shared.places)
-    do = RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do, plan.do_stages)
+    q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, shared.places)
+    do = RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do)
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
@@ -111,3 +106,5 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
         # Drawn as late as the loads allow, so that a block in a long tile does not hold back a number.
         number = key_tiles.draw(pipes, shared, g.tile_counter, turn)
         turn += 1
+    for ring in (pipes.q, pipes.do):
+        ring.producer_tail(steps_done)

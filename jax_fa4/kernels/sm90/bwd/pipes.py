@@ -8,20 +8,21 @@ import enum
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int64
-from cutlass.pipeline import Agent, CooperativeGroup, PipelineAsync, PipelineTmaAsync
+from cutlass.pipeline import PipelineAsync, PipelineTmaAsync
 
 from jax_fa4.kernels.common import pipelines
 from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
-from jax_fa4.kernels.common.planning import STATISTIC_BYTES
 
 
 class Barrier(enum.IntEnum):
-    """Named barriers. Those with a number per warpgroup take that many ids."""
+    """Named barriers; of each kind as many ids as there are warpgroups (two) or buffers (at most three)."""
 
     DQ_ADDED = 1  # per consumer warpgroup of a deterministic wide plan: its warps have added a block's dQ
-    DQ_FULL = 4  # per consumer warpgroup: consumer -> store warp
-    DQ_EMPTY = 8  # per consumer warpgroup: store warp -> consumer
-    TURN = 12  # per consumer warpgroup: to it from the one after it
+    DQ_FULL = 3  # per consumer warpgroup: consumer -> store warp
+    DQ_EMPTY = 5  # per consumer warpgroup: store warp -> consumer
+    TURN = 7  # per consumer warpgroup: to it from the one after it
+    Q_EMPTY = 9  # per buffer of Q: consumers -> load warp
+    DO_EMPTY = 12  # per buffer of dO: likewise
 
 
 WARPGROUP_AND_WARP = 128 + 32
@@ -38,8 +39,8 @@ class Pipes:
     `numbers` hands tile numbers from the producer warp to all others.
     """
 
-    q: PipelineTmaAsync
-    do: PipelineTmaAsync
+    q: pipelines.RowRing
+    do: pipelines.RowRing
     k: PipelineTmaAsync
     v: PipelineTmaAsync
     ds: PipelineAsync
@@ -56,23 +57,27 @@ class Pipes:
             Int64, 2 * (p.q_stages + p.do_stages + p.k_stages + 1 + 2 * p.ds_stages + NUMBER_STAGES)
         )
 
-        def ring(stages, rows=None, columns=0, statistic=0, writers=0, readers=warps):
+        def room(stages):
             nonlocal barriers
             here, barriers = barriers, barriers + 2 * stages
-            if rows:
-                return pipelines.tma_load_pipeline(here, stages, rows * (2 * columns + statistic), readers)
-            return PipelineAsync.create(
-                barrier_storage=here, num_stages=stages, producer_group=CooperativeGroup(Agent.Thread, writers),
-                consumer_group=CooperativeGroup(Agent.Thread, readers), defer_sync=True,
-            )
+            return here
+
+        def rows(stages, stage_bytes, first_barrier):
+            return pipelines.RowRing.make(room(stages), stages, stage_bytes, warps, first_barrier)
+
+        def keys(stages, columns):
+            return pipelines.tma_load_pipeline(room(stages), stages, 2 * p.block_k * columns, warps)
+
+        def words(stages, writers, readers=warps):
+            return pipelines.thread_pipeline(room(stages), stages, writers, readers)
 
         return cls(
-            q=ring(p.q_stages, p.block_q, p.tile_d, STATISTIC_BYTES),
-            do=ring(p.do_stages, p.block_q, p.tile_e, STATISTIC_BYTES),
-            k=ring(p.k_stages, p.block_k, p.dq_columns), v=ring(1, p.block_k, p.tile_e),
-            ds=ring(p.ds_stages, writers=fillers), p=ring(p.ds_stages, writers=fillers) if p.wide else None,
-            numbers=ring(NUMBER_STAGES, writers=1, readers=readers),
-        )
+            q=rows(p.q_stages, p.q_stage_bytes, Barrier.Q_EMPTY),
+            do=rows(p.do_stages, p.do_stage_bytes, Barrier.DO_EMPTY),
+            k=keys(p.k_stages, p.dq_columns), v=keys(1, p.tile_e),
+            ds=words(p.ds_stages, fillers), p=words(p.ds_stages, fillers) if p.wide else None,
+            numbers=words(NUMBER_STAGES, 1, readers),
+        )  # fmt: skip
 
 
 @cute.jit

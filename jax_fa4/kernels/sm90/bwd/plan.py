@@ -50,7 +50,7 @@ class BackwardPlan:
 
     Attributes:
       block_q: query rows a step (columns of the transposed scores).
-      block_k: keys a block owns: 64 for each of two or three consumer warpgroups, or 64 or 96 in all.
+      block_k: keys a block owns: 64 for each of two consumer warpgroups, or 64 or 96 in all.
       tile_d, tile_e: head dims in shared memory, padded to multiples of 64, or 96.
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
       k_stages: buffers of K; with two, a tile's last dQ is made in the first step of the next, so that warpgroups
@@ -93,6 +93,8 @@ class BackwardPlan:
     def __post_init__(self) -> None:
         if self.shared_bytes > SHARED_BYTES:
             raise ValueError(f"{self} needs {self.shared_bytes} bytes of shared memory, allowed are {SHARED_BYTES}")
+        if self.consumers > 2 or max(self.q_stages, self.do_stages) > 3:
+            raise ValueError(f"{self}: named barriers suffice for 2 consumer warpgroups and 3 buffers of Q and of dO")
 
     @property
     def wide(self) -> bool:
