@@ -73,7 +73,7 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
             else:
                 step(work, place, steps_done, True, count == 1)
             for i in cutlass.range(1, count if idle.last is None else count - Int32(idle.last), unroll=1):
-                if cutlass.const_expr(not kernel.plan.tells_places):
+                if cutlass.const_expr(not kernel.plan.spares_registers):
                     place = key_tiles.following(steps, place)
                 step(work, place, steps_done + i, False, i + 1 == count)
             if cutlass.const_expr(idle.last is not None):
@@ -128,28 +128,29 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     if cutlass.const_expr(first):
         take_turn(consumer)
     pipes.q.consumer_wait(q)
-    if cutlass.const_expr(plan.tells_places):
+    if cutlass.const_expr(plan.spares_registers):
         place = load.told(consumer, q)
     k = in_buffer(o.scores_k, plan, work.number)
     multiply(products.scores, scores, k, o.scores_q[None, None, None, q.index], False)
-    pipes.do.consumer_wait(do)
-    multiply(products.scores, dp, o.dp_v, o.dp_do[None, None, None, do.index], False)
+    if cutlass.const_expr(not plan.dp_after_p):
+        issue_dp(consumer, dp, do)
     lse = Statistics(consumer, consumer.shared.lse, q.index)
-    warpgroup.wait_group(1)
+    warpgroup.wait_group(0 if plan.dp_after_p else 1)
     p = None
     if cutlass.const_expr(kernel.spec.score_mods):
         p = cute.make_rmem_tensor(scores.shape, kernel.dtype)
         located = scores_fragment(consumer, scores, place, work.tile)
-        arguments = work.steps.geometry, consumer.g, lse, p
         if place.masked:
-            backward.weighted_probabilities(kernel.spec, located, True, *arguments)
+            make_p(work, located, True, q, p)
         else:
-            backward.weighted_probabilities(kernel.spec, located, False, *arguments)
+            make_p(work, located, False, q, p)
     else:
         if place.masked:
             in_mask = scores_fragment(consumer, scores, place, work.tile)
             backward.apply_mask(kernel.spec, in_mask, work.steps.geometry, consumer.g)
         backward.probabilities(fragment, lse, kernel.scale_log2)
+    if cutlass.const_expr(plan.dp_after_p):
+        issue_dp(consumer, dp, do)
     delta = Statistics(consumer, consumer.shared.delta, do.index)
     warpgroup.wait_group(0)
     if cutlass.const_expr(plan.carries_dq):
@@ -167,7 +168,7 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
         pass_turn(consumer)
     if cutlass.const_expr(makes_dq and plan.ds_stages == 2):
         pipes.ds.consumer_wait(before)  # the others have read this buffer's last contents
-    cute.copy(consumer.tile_copy, consumer.tile_copy.retile(ds), consumer.ds_target[None, None, None, ds_buffer.index])
+    consumer.store(ds, "ds", ds_buffer.index)
     if cutlass.const_expr(plan.block_q > 64):
         warpgroup.wait_group(0)  # registers do not suffice to have both products in flight
     if cutlass.const_expr(dq_first):
@@ -193,6 +194,22 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     if cutlass.const_expr(carried):
         if not work.fresh:
             release_k(consumer, work.number - 1)
+
+
+def issue_dp(consumer, dp: cute.Tensor, do) -> None:
+    """dP^T = V dO^T."""
+    consumer.pipes.do.consumer_wait(do)
+    rows = consumer.operands.dp_do[None, None, None, do.index]
+    multiply(consumer.products.scores, dp, consumer.operands.dp_v, rows, False)
+
+
+def make_p(work, fragment, masked: bool, q, rounded: cute.Tensor) -> None:
+    """P, rounded, and P * dy/dx in place of the scores; LSE is read meanwhile."""
+    consumer = work.consumer
+    lse = Statistics(consumer, consumer.shared.lse, q.index)
+    backward.weighted_probabilities(
+        consumer.spec, fragment, masked, work.steps.geometry, consumer.g, lse, rounded
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +296,7 @@ def zero_ds(consumer, state) -> None:
         consumer.products.scores.partition_shape_C((plan.block_k, plan.block_q)), consumer.kernel.dtype
     )
     zeros.fill(0.0)
-    cute.copy(consumer.tile_copy, consumer.tile_copy.retile(zeros), consumer.ds_target[None, None, None, state.index])
+    consumer.store(zeros, "ds", state.index)
 
 
 def ds_of(plan, number: Int32):

@@ -11,6 +11,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from jax_fa4.kernels.common import copies, softmax
 from jax_fa4.kernels.common.key_tiles import KeyTile
 from jax_fa4.kernels.sm90.bwd import keys
+from jax_fa4.kernels.sm90.bwd.fragments import thread_in_warpgroup
 from jax_fa4.kernels.sm90.bwd.pipes import WARPGROUP_AND_WARP, Barrier
 
 
@@ -19,7 +20,8 @@ def stage_dq(consumer, dq: cute.Tensor):
     """Writes this warpgroup's part of (a slice of) dQ to shared memory, in register order (`finish` undoes it)."""
     group = consumer.warpgroup
     cute.arch.barrier(barrier_id=Barrier.DQ_EMPTY + group, number_of_threads=WARPGROUP_AND_WARP)
-    target = consumer.shared.dq[None, consumer.thread % 128, None, group]
+    thread = thread_in_warpgroup() if consumer.plan.spares_registers else consumer.thread % 128
+    target = consumer.shared.dq[None, thread, None, group]
     cute.autovec_copy(cute.make_tensor(dq.iterator, cute.make_layout(target.shape)), target)
 
 

@@ -61,8 +61,42 @@ def thread_in_warpgroup() -> Int32:
 
     What follows from it is not kept in registers from one use to the next: the main loop has none to spare.
     """
-    thread = cute.arch.thread_idx()[0] % 128
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[thread])
+    return _opaque(cute.arch.thread_idx()[0] % 128)
+
+
+def warpgroup_of_thread() -> Int32:
+    """The same of its consumer warpgroup."""
+    return _opaque(cute.arch.thread_idx()[0]) // 128 - 1
+
+
+def _opaque(value: Int32) -> Int32:
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
+
+
+class TileStore:
+    """Stores fragments of the scores, rounded, in rings of tiles, which have names.
+
+    Where a thread stores is kept in registers, or in a plan that spares these worked out for each store.
+    """
+
+    def __init__(self, plan, product: cute.TiledMma, thread: Int32, before: Int32 | int, **tiles: cute.Tensor):
+        """`thread` of the product has so many `before` the first of its warpgroup."""
+        dtype = next(iter(tiles.values())).element_type
+        self.copy = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), dtype), product)
+        self.before, self.tiles, self.kept = before, tiles, None
+        if not plan.spares_registers:
+            own = self.copy.get_slice(thread)
+            self.kept = own, {name: own.partition_D(ring) for name, ring in tiles.items()}
+
+    def __call__(self, rounded: cute.Tensor, name: str, stage: Int32, part: int | None = None) -> None:
+        """Stores a fragment in a ring's buffer, the whole tile or a `part` of its columns."""
+        if self.kept is not None:
+            own, target = self.kept[0], self.kept[1][name]
+        else:
+            own = self.copy.get_slice((thread_in_warpgroup() & 127) + self.before)
+            target = own.partition_D(self.tiles[name])
+        source = own.retile(rounded)
+        cute.copy(self.copy, source if part is None else source[None, None, 0], target[None, None, part, stage])
 
 
 class Consumer:
@@ -71,7 +105,7 @@ class Consumer:
     Attributes:
       query: the first query of the thread's scores within the tile.
       query_groups: groups of 8 queries; the thread holds two of each.
-      tile_copy: stores a fragment of the scores, rounded, as a (key, query) tile.
+      store: stores a fragment of the scores, rounded, as a (key, query) tile.
     """
 
     def __init__(self, kernel, products, shared, pipes, g, dims):
@@ -84,10 +118,7 @@ class Consumer:
         self.operands = Operands.make(products, shared, plan, self.warpgroup * 128)
         self.query_groups = plan.block_q // 8
         self.query = 2 * (thread % 4)
-        self.tile_copy = cute.make_tiled_copy_C(
-            cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), kernel.dtype), products.scores
-        ).get_slice(thread)
-        self.ds_target = self.tile_copy.partition_D(shared.ds)
+        self.store = TileStore(plan, products.scores, thread, self.warpgroup * 128, ds=shared.ds)
 
     @property
     def key(self) -> Int32:
@@ -114,7 +145,7 @@ class Statistics:
             cute.make_layout((2, groups), stride=(1, 8)),
         )
         self.read = {}
-        if groups <= EAGER_GROUPS:
+        if groups <= EAGER_GROUPS and not consumer.spec.score_mods:
             for pair in range(groups):
                 self._read(pair)
 

@@ -98,7 +98,7 @@ class Shared:
 
     `ds` is (key, query, stage); `dq`, for the store warp, is (4, thread, vector, consumer), in accumulator order. In a
     wide plan `ds` and `p` are (query, key, stage), and there is no `dq`. `places` says of each buffer of Q where its
-    block is, if the plan `tells_places`.
+    block is, if the plan `spares_registers`.
     """
 
     q: cute.Tensor
@@ -137,5 +137,5 @@ class Shared:
             ),
             lse=statistic(p.q_stages), delta=statistic(p.do_stages),
             numbers=memory.allocate_tensor(Int32, cute.make_layout((NUMBER_STAGES,)), 16),
-            places=memory.allocate_tensor(Int32, cute.make_layout((2, p.q_stages)), 8) if p.tells_places else None,
+            places=memory.allocate_tensor(Int32, cute.make_layout((4, p.q_stages)), 16) if p.spares_registers else None,
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import copies, dq_zeros, key_tiles, pipelines
+from jax_fa4.kernels.common import copies, dq_order, dq_zeros, key_tiles, pipelines
 from jax_fa4.kernels.common.pipelines import free_buffer
 from jax_fa4.kernels.sm90.bwd import keys
 
@@ -31,7 +32,7 @@ class RowSource:
 
 
 @cute.jit
-def _load_rows(source, number: Int32, place, batch: Int32):
+def _load_rows(source, number: Int32, place, batch: Int32, turn=None):
     """Fills the ring's `number`th buffer with one block of rows."""
     rows, columns = (cute.size(mode) for mode in source.shared_matrix.shape[:2])
     state = free_buffer(number, source.ring.stages)
@@ -39,7 +40,7 @@ def _load_rows(source, number: Int32, place, batch: Int32):
     shared, tile = copies.tma_partition(source.atom, source.shared_matrix, tile)
     source.ring.producer_acquire(number)
     if cutlass.const_expr(source.places is not None):
-        tell(source, state, place)
+        tell(source, state, place, turn)
     barrier = source.ring.expect_copies(state)
     cute.copy(source.atom, tile, shared[None, state.index], tma_bar_ptr=barrier)
     statistic = cute.local_tile(source.statistic[None, place.head, batch], (rows,), (place.block,))
@@ -48,20 +49,46 @@ def _load_rows(source, number: Int32, place, batch: Int32):
         cute.copy(bulk, statistic, source.shared_statistic[None, state.index], mbar_ptr=barrier)
 
 
-def tell(source: RowSource, state, place) -> None:
-    """Leaves word of a buffer's block for the consumers that see it full."""
+def tell(source: RowSource, state, place, turn: Int32 | None) -> None:
+    """Leaves word of a buffer's block for the consumers that see it full.
+
+    `turn`: how many tiles add to the block's dQ before this one, if that matters.
+    """
     with cute.arch.elect_one():
         source.places[0, state.index] = place.block * 2 + Int32(place.masked)
         source.places[1, state.index] = place.head
+        if cutlass.const_expr(turn is not None):
+            source.places[2, state.index] = turn
 
 
 def told(consumer, state) -> key_tiles.Place:
     """Where the block in a buffer of Q is, which is full."""
-    words = consumer.shared.places
-    word = cute.arch.make_warp_uniform(words[0, state.index])
-    return dataclasses.replace(
-        key_tiles.nowhere(), block=word >> 1, head=words[1, state.index], masked=Boolean((word & 1) != 0)
-    )
+    word, head = (cute.arch.make_warp_uniform(consumer.shared.places[i, state.index]) for i in range(2))
+    return dataclasses.replace(key_tiles.nowhere(), block=word >> 1, head=head, masked=Boolean((word & 1) != 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """The turns of a tile with the blocks of queries, for consumers that add dQ in a fixed order themselves."""
+
+    kernel: Any
+    order: dq_order.Order
+
+    def first(self, place):
+        """(search for the next step's, how many tiles come before) of the first step."""
+        return self.following(place, self.order.begin(place))
+
+    def following(self, place, search):
+        """The same of the next one."""
+        if not (self.kernel.plan.wide and self.kernel.spec.deterministic):
+            return search, None
+        _, others, search = self.order.turn(place, search)
+        return search, others
+
+
+def told_turn(consumer, state) -> Int32:
+    """How many tiles add to the dQ of the block in a buffer of Q before this one."""
+    return consumer.shared.places[2, state.index]
 
 
 def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int32) -> None:
@@ -92,14 +119,17 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
             place = key_tiles.first(steps, tile.head * heads, heads)
             of_keys = dataclasses.replace(tile, head=keys.kv_head(kernel, tile))
             _load_keys(loads.k_atom, loads.k, shared.k, pipes.k, of_keys, tiles_done)
-            _load_rows(q, steps_done, place, tile.batch)
+            turns = Turns(kernel, dq_order.Order(kernel, g, steps, tile, key_schedule.blocks))
+            search, others = turns.first(place)
+            _load_rows(q, steps_done, place, tile.batch, others)
             _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, of_keys, tiles_done)
             if cutlass.const_expr(plan.wide and plan.zeroes_ahead):
                 dq_zeros.wait(g, key_schedule, tile)  # for the consumers, who have no time for it
             _load_rows(do, steps_done, place, tile.batch)
             for step in cutlass.range(1, count, unroll=1):
                 place = key_tiles.following(steps, place)
-                _load_rows(q, steps_done + step, place, tile.batch)
+                search, others = turns.following(place, search)
+                _load_rows(q, steps_done + step, place, tile.batch, others)
                 _load_rows(do, steps_done + step, place, tile.batch)
             tiles_done += 1
             steps_done += count

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from jax_fa4 import masks
 from jax_fa4.kernels.common.planning import STATISTIC_BYTES, PieceCosts, check_slopes, pad_head_dim
 from jax_fa4.kernels.sm90.plans import is_causal, is_simple
+from jax_fa4.scores import SoftCap
 from jax_fa4.spec import AttentionSpec
 
 SHARED_BYTES = 227 * 1024
@@ -63,8 +64,10 @@ class BackwardPlan:
         more tiles and of less unequal length, and they are summed in global memory (see `keys`).
       pairs_heads: whether a tile has two of them instead of one where tiles are many, and two heads small enough.
       piece_costs: by what tiles are cut along their steps; None: they never are.
-      tells_places: whether the loading warp says where each block of queries is (see `load.tell`); consumers that keep
-        more than scores in registers cannot work it out beside.
+      spares_registers: whether consumers keep nothing that can be had again, as they have more than scores and sums
+        to keep: the loading warp tells where each block of queries is (see `load.tell`), and what follows from a
+        thread's number is worked out each time.
+      dp_after_p: whether dP is issued when P is made instead of before, for what score functions need of registers.
       rounded_rows: up to so many query rows spare warps round dQ, if they do (see `rounds_behind`); with more, tiles
         are so long that it does not pay. None: always, as under a window.
       l2_bytes: heads are grouped so that what one group reads and reduces into stays within this size.
@@ -81,7 +84,8 @@ class BackwardPlan:
     tile_heads: int = 1
     pairs_heads: bool = False
     piece_costs: PieceCosts | None = None
-    tells_places: bool = False
+    spares_registers: bool = False
+    dp_after_p: bool = False
     rounded_rows: int | None = 8192
     l2_bytes: int = 32 << 20
     short: BackwardPlan | None = None
@@ -301,7 +305,9 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     largest = max(tile_d, tile_e)
     common = {"tile_d": tile_d, "tile_e": tile_e, "piece_costs": _piece_costs(spec.mask)}
-    common["tells_places"] = not is_simple(spec)
+    common["spares_registers"] = not is_simple(spec) or (largest > 128 and spec.deterministic)
+    only_caps = all(isinstance(mod, SoftCap) for mod in spec.score_mods)
+    common["dp_after_p"] = bool(spec.score_mods) and largest > (128 if only_caps else 64)
     if _window_rows(spec.mask) <= SHORT_ROWS:
         common["rounded_rows"] = None
     if spec.deterministic:
@@ -327,7 +333,8 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
             return short
         rows = 2 * SHORT_ROWS if is_causal(spec.mask) else SHORT_ROWS
         return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
-    if tile_d + tile_e <= 320:
+    few_registers = spec.deterministic or spec.score_mods  # for 96 keys
+    if tile_d + tile_e <= 320 and not few_registers:
         wide = plan(64, 96, ds_stages=2, l2_bytes=16 << 20, piece_costs=None)  # 1 to 2 % slower with code to cut tiles
     else:
         wide = plan(64, 64, ds_stages=2, l2_bytes=16 << 20)

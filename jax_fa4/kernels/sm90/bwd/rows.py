@@ -7,11 +7,10 @@ from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import warp
 
 from jax_fa4.kernels.common import backward
 from jax_fa4.kernels.sm90.bwd import shares
-from jax_fa4.kernels.sm90.bwd.fragments import thread_in_warpgroup
+from jax_fa4.kernels.sm90.bwd.fragments import TileStore, thread_in_warpgroup, warpgroup_of_thread
 from jax_fa4.kernels.sm90.bwd.layouts import transposed
 
 
@@ -42,32 +41,71 @@ class Operands:
         )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """Which thread this is.
+
+    Attributes:
+      thread: its number in the warpgroup.
+      quad_lane: its place among the four that share its rows.
+      row: its first row of an accumulator of 64 rows (queries of the scores, keys of dK and dV); it has row + 8 too.
+    """
+
+    thread: Int32
+    quad_lane: Int32
+    row: Int32
+
+    @classmethod
+    def make(cls, thread: Int32) -> Lane:
+        return cls(thread, thread % 4, thread // 32 * 16 + thread % 32 // 4)
+
+
 class Consumer:
     """A thread's view of the kernel.
 
     Attributes:
-      row: the thread's first row of an accumulator of 64 rows (queries of the scores, keys of dK and dV); it has
-        row + 8 too.
-      key: the same, as a key of the tile (see `epilogue`).
-      tile_copy: stores a fragment of the scores, rounded, as a (query, key) tile.
+      store: stores a fragment of the scores, rounded, as a (query, key) tile.
     """
 
     def __init__(self, kernel, products, shared, pipes, g, dims):
         self.kernel, self.plan, self.spec = kernel, kernel.plan, kernel.spec
         self.products, self.shared, self.pipes, self.g, self.dims = products, shared, pipes, g, dims
-        thread = cute.arch.thread_idx()[0] - 128
-        self.thread = thread_in_warpgroup()
-        self.warpgroup = cute.arch.make_warp_uniform(thread // 128)
+        thread, in_group = cute.arch.thread_idx()[0] - 128, thread_in_warpgroup()
+        self.uniform_warpgroup = cute.arch.make_warp_uniform(thread // 128)
         self.operands = Operands.make(products, shared)
-        self.sums = [shares.Sum.make(kernel, share, self.warpgroup) for share in self.plan.shares]
-        self.quad_lane = self.thread % 4
-        self.row = self.thread // 32 * 16 + self.thread % 32 // 4
-        self.key = self.row
-        self.tile_copy = cute.make_tiled_copy_C(
-            cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), kernel.dtype), products.dp
-        ).get_slice(self.thread)
-        self.p_target = self.tile_copy.partition_D(shared.p)
-        self.ds_target = self.tile_copy.partition_D(shared.ds)
+        self.sums = [shares.Sum.make(kernel, share, self.uniform_warpgroup) for share in self.plan.shares]
+        self.kept = Lane.make(in_group)
+        self.store = TileStore(self.plan, products.dp, in_group, 0, p=shared.p, ds=shared.ds)
+
+    @property
+    def lane(self) -> Lane:
+        """Which thread this is; where registers are spared that is not kept from one use to the next."""
+        return Lane.make(thread_in_warpgroup()) if self.plan.spares_registers else self.kept
+
+    @property
+    def warpgroup(self) -> Int32:
+        """The thread's warpgroup, likewise."""
+        return warpgroup_of_thread() if self.plan.spares_registers else self.uniform_warpgroup
+
+    @property
+    def thread(self) -> Int32:
+        """See `Lane`."""
+        return self.lane.thread
+
+    @property
+    def quad_lane(self) -> Int32:
+        """See `Lane`."""
+        return self.lane.quad_lane
+
+    @property
+    def row(self) -> Int32:
+        """See `Lane`."""
+        return self.lane.row
+
+    @property
+    def key(self) -> Int32:
+        """The row, as a key of the tile (see `epilogue`)."""
+        return self.lane.row
 
 
 def statistics(consumer, tensor: cute.Tensor, stage: Int32) -> list[Float32]:

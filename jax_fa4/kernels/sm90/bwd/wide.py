@@ -51,7 +51,6 @@ class Work:
     consumer: Any
     steps: Any
     tile: Any
-    order: Any
     held: cute.Tensor | None
 
 
@@ -81,18 +80,18 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         for part in consumer.sums:
             part.accumulator.fill(0.0)
         if count > 0:
-            work = Work(consumer, steps, tile, dq_order.Order(kernel, g, steps, tile, key_schedule.blocks), held)
+            work = Work(consumer, steps, tile, held)
             place = key_tiles.first(steps, tile.head * heads, heads)
-            search, done, left = work.order.begin(place), Int32(0), (Int32(-1), place.head)
+            done, left = Int32(0), (Int32(-1), place.head)
             begin(consumer, tiles_done)
             if (steps_done + consumer.warpgroup) % 2 == 0:  # the first block is this warpgroup's own
-                search, left = step(work, place, steps_done, search, left, True)
+                left = step(work, place, steps_done, left, True)
                 place = _following(consumer, steps, place)
                 done += 1
             pairs = (count - done) // 2
             for pair in cutlass.range(pairs, unroll=1):
                 place = _following(consumer, steps, place)
-                search, left = step(work, place, steps_done + done + 2 * pair + 1, search, left, False)
+                left = step(work, place, steps_done + done + 2 * pair + 1, left, False)
                 place = _following(consumer, steps, place)
             if done + 2 * pairs < count:
                 other = Block.make(consumer, steps_done + count - 1)
@@ -110,11 +109,11 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
 
 def _following(consumer, steps, place):
     """The step after this one, where consumers are not told."""
-    return place if consumer.plan.tells_places else key_tiles.following(steps, place)
+    return place if consumer.plan.spares_registers else key_tiles.following(steps, place)
 
 
 @cute.jit
-def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
+def step(work, place, number, left, first: cutlass.Constexpr[bool]):
     """A block of this warpgroup's own, and the other's before it unless this is the tile's `first`.
 
     `left` says of which (block, head) this warpgroup still holds a slice of dQ; a block under 0 means none.
@@ -124,13 +123,13 @@ def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
     own, other = Block.make(consumer, number), Block.make(consumer, number - 1)
     ds = cute.make_rmem_tensor(((2, 2, plan.block_k // 8), 1, 1), kernel.dtype)
     scores = cute.make_rmem_tensor(ds.shape, Float32)
-    if cutlass.const_expr(plan.tells_places):
+    if cutlass.const_expr(plan.spares_registers):
         pipes.q.consumer_wait(own.q)
         place = load.told(consumer, own.q)
     fragment = scores_fragment(consumer, scores, place, work.tile)
     sums, parts = () if first else consumer.sums, plan.dp_parts
     early = sums[:-1] if parts > 1 else sums
-    if cutlass.const_expr(not plan.tells_places):
+    if cutlass.const_expr(not plan.spares_registers):
         pipes.q.consumer_wait(own.q)
     multiply(consumer.products.scores, scores, o.scores_q[None, None, None, own.q.index], o.scores_k, False)
     if cutlass.const_expr(work.held is not None and not first):
@@ -139,12 +138,16 @@ def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
     for part in early:
         add_block(consumer, part, other)
     pipes.do.consumer_wait(own.do)
-    dp = issue_dp(consumer, own, 0)
+    dp = like = dp_fragment(consumer)
+    if cutlass.const_expr(not plan.dp_after_p):
+        dp = issue_dp(consumer, own, 0)
     lse = statistics(consumer, consumer.shared.lse, own.q.index)
     delta = statistics(consumer, consumer.shared.delta, own.do.index)
-    warpgroup.wait_group(len(early) + 1)
-    make_p(work, place, fragment, lse, dp, own.do)
+    warpgroup.wait_group(len(early) + (not plan.dp_after_p))
+    make_p(work, place, fragment, lse, like, own.do.index)
     publish(pipes.p, own.do)
+    if cutlass.const_expr(plan.dp_after_p):
+        dp = issue_dp(consumer, own, 0)
     for part in cutlass.range_constexpr(parts):
         if cutlass.const_expr(first or part + 1 < parts):
             warpgroup.wait_group(0)
@@ -153,19 +156,19 @@ def step(work, place, number, search, left, first: cutlass.Constexpr[bool]):
         backward.score_gradients(part_of(fragment, part, dp), dp, delta)
         rounded = registers_of(ds, part, dp)
         softmax.convert_pairs(dp, rounded)
-        store_part(consumer, rounded, consumer.ds_target, own.do, part)
+        store_part(consumer, rounded, "ds", own.do.index, part)
         if cutlass.const_expr(part + 1 < parts):
             for late in sums[len(early) :]:
                 add_block(consumer, late, other)
             dp = issue_dp(consumer, own, part + 1)
     publish(pipes.ds, own.do)
-    search = take_turn(work, place, search)
+    take_turn(work, place, own)
     finish_step(work, place, own, as_left_operand(ds))
-    return search, (place.block, place.head)
+    return place.block, place.head
 
 
 @cute.jit
-def make_p(work, place, fragment, lse, like, state):
+def make_p(work, place, fragment, lse, like, stage):
     """P, rounded, into this block's (query, key) tile, a part `like` dP at a time; P, or P * dy/dx, in the fragment."""
     consumer, geometry = work.consumer, work.steps.geometry
     spec, g, parts = consumer.spec, consumer.g, consumer.plan.dp_parts
@@ -177,11 +180,13 @@ def make_p(work, place, fragment, lse, like, state):
         rounded, values = cute.make_rmem_tensor(like.shape, consumer.kernel.dtype), part_of(fragment, part, like)
         if cutlass.const_expr(not spec.score_mods):
             softmax.convert_pairs(values.values, rounded)
+            store_part(consumer, rounded, "p", stage, part)
         elif place.masked:
             backward.weighted_probabilities(spec, values, True, geometry, g, lse, rounded)
+            store_part(consumer, rounded, "p", stage, part)  # here, so that registers are free again
         else:
             backward.weighted_probabilities(spec, values, False, geometry, g, lse, rounded)
-        store_part(consumer, rounded, consumer.p_target, state, part)
+            store_part(consumer, rounded, "p", stage, part)
 
 
 def part_of(fragment: backward.Fragment, part: int, like: cute.Tensor) -> backward.Fragment:
@@ -232,12 +237,17 @@ def finish_other(consumer, other) -> None:
     consumer.pipes.q.consumer_release(other.q)
 
 
+def dp_fragment(consumer) -> cute.Tensor:
+    """Registers for a part of dP."""
+    plan, product = consumer.plan, consumer.products.dp
+    return cute.make_rmem_tensor(product.partition_shape_C((plan.block_q, plan.block_k // plan.dp_parts)), Float32)
+
+
 def issue_dp(consumer, block, part: int) -> cute.Tensor:
     """A part of dP = dO V^T."""
-    plan, operands, product = consumer.plan, consumer.operands, consumer.products.dp
-    dp = cute.make_rmem_tensor(product.partition_shape_C((plan.block_q, plan.block_k // plan.dp_parts)), Float32)
+    operands, dp = consumer.operands, dp_fragment(consumer)
     rows = operands.dp_do[None, None, None, block.do.index]
-    multiply(product, dp, rows, column_tile(operands.dp_v, part), False)
+    multiply(consumer.products.dp, dp, rows, column_tile(operands.dp_v, part), False)
     return dp
 
 
@@ -298,10 +308,9 @@ def add_held(work, left):
             add_dq(work, block, head, work.held, work.consumer.plan.dq_slices - 1)
 
 
-def store_part(consumer, rounded: cute.Tensor, target: cute.Tensor, state, part: int) -> None:
-    """Stores a part of P or dS into this block's (query, key) tile."""
-    source = consumer.tile_copy.retile(rounded)[None, None, 0]
-    cute.copy(consumer.tile_copy, source, target[None, None, part, state.index])
+def store_part(consumer, rounded: cute.Tensor, name: str, stage: Int32, part: int) -> None:
+    """Stores a part of P or dS in this block's (query, key) tile."""
+    consumer.store(rounded, name, stage, part)
 
 
 def publish(ring, state) -> None:
@@ -311,13 +320,12 @@ def publish(ring, state) -> None:
 
 
 @cute.jit
-def take_turn(work, place, search):
+def take_turn(work, place, own):
     """In a deterministic kernel, waits until the tiles that add to this block's dQ before this one have done so."""
     consumer = work.consumer
     if cutlass.const_expr(consumer.spec.deterministic):
-        counter, others, search = work.order.turn(place, search)
-        dq_order.wait(counter, others)
-    return search
+        counter = copies.address(consumer.g.dq_counter, work.tile.batch, place.head, place.block)
+        dq_order.wait(counter, load.told_turn(consumer, own.q))
 
 
 @cute.jit
