@@ -333,8 +333,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
             return short
         rows = 2 * SHORT_ROWS if is_causal(spec.mask) else SHORT_ROWS
         return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
-    few_registers = spec.deterministic or spec.score_mods  # for 96 keys
-    if tile_d + tile_e <= 320 and not few_registers:
+    if tile_d + tile_e <= 320:
         wide = plan(64, 96, ds_stages=2, l2_bytes=16 << 20, piece_costs=None)  # 1 to 2 % slower with code to cut tiles
     else:
         wide = plan(64, 64, ds_stages=2, l2_bytes=16 << 20)

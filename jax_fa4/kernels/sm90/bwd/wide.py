@@ -81,7 +81,7 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
             part.accumulator.fill(0.0)
         if count > 0:
             work = Work(consumer, steps, tile, held)
-            place = key_tiles.first(steps, tile.head * heads, heads)
+            place = _first(consumer, steps, tile.head * heads, heads)
             done, left = Int32(0), (Int32(-1), place.head)
             begin(consumer, tiles_done)
             if (steps_done + consumer.warpgroup) % 2 == 0:  # the first block is this warpgroup's own
@@ -107,8 +107,13 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
         turn += 1
 
 
+def _first(consumer, steps, head, heads):
+    """A tile's first step, where consumers are not told."""
+    return key_tiles.nowhere() if consumer.plan.spares_registers else key_tiles.first(steps, head, heads)
+
+
 def _following(consumer, steps, place):
-    """The step after this one, where consumers are not told."""
+    """The step after this one, likewise."""
     return place if consumer.plan.spares_registers else key_tiles.following(steps, place)
 
 
