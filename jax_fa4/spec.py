@@ -268,7 +268,7 @@ def _make_mask(a: Arguments) -> tuple[Mask, Any, tuple[jax.Array, ...]]:
         array = a.mask
         mask &= masks.MaskArray()
     elif a.mask is not None:
-        given = MaskFn(a.mask) if callable(a.mask) else a.mask
+        given = MaskFn(a.mask) if callable(a.mask) and not isinstance(a.mask, type) else a.mask
         if not isinstance(given, Mask):
             raise invalid("mask", repr(a.mask), "a mask of jax_fa4.masks, a function f(b, h, q, k), a boolean array",
                           "Combine masks with `&`; wrap a function that reads arrays in MaskFn(f, operands=...)")

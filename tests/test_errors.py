@@ -48,6 +48,7 @@ BAD = {
     "run-time mask": (dict(mask=masks.Window(masks.RUNTIME, 0)), "mask: received Window.*traced bounds as window="),
     "array in a mask": (dict(mask=masks.Window(jnp.int32(3), 0)), "mask: received Window.*traced bounds as window="),
     "mask type": (dict(mask=3), "mask: received 3; allowed: a mask of"),
+    "mask class": (dict(mask=masks.Causal), "mask: received <class 'jax_fa4.masks.Causal'>; allowed: a mask of"),
     "mask array": (dict(mask=np.ones((S, T), bool)), r"mask: received shape \[5, 6\]; allowed: shape \[2 or 1, 4 or 1"),
     "mask dtype": (dict(mask=np.ones((B, 1, S, T), np.float32)), "mask: received dtype float32; allowed: bool"),
     "bare segments": (dict(mask=masks.Segments()), "mask: received Segments.*Pass q_segment_ids"),
