@@ -1,4 +1,4 @@
-"""The tour notebook: what is kept in the file is what its cells print."""
+"""The tour notebook: the file keeps the outputs of a whole run, and its cells run."""
 
 import json
 from pathlib import Path
