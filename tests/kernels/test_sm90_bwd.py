@@ -84,19 +84,23 @@ def test_products_do_not_wait_for_each_other(head_dims):
     assert 0 < 3 * code.count("WARPGROUP.ARRIVE") < code.count("HGMMA")
 
 
-def test_the_slope_of_a_score_function_is_its_derivative():
+@pytest.mark.parametrize("function, expected", [
+    (lambda s, b, h, q, k: jnp.tanh(s) * (1 + h) + 0.5 * s * s, lambda s: 3 / np.cosh(s) ** 2 + s),
+    (lambda s, b, h, q, k: jax.nn.silu(s) + jax.nn.relu(s),
+     lambda s: (1 + np.exp(-s) * (1 + s)) / (1 + np.exp(-s)) ** 2 + (s > 0)),
+], ids=["tanh", "silu plus relu"])  # fmt: skip
+def test_the_slope_of_a_score_function_is_its_derivative(function, expected):
+    from jax_fa4.kernels.common import scalar_check
     from jax_fa4.kernels.common.slope import slope
     from jax_fa4.scalar import ScalarFunction
-
-    def function(score, b, h, q, k):
-        return jnp.tanh(score) * (1 + h) + 0.5 * score * score
 
     index = jax.ShapeDtypeStruct((), jnp.int32)
     jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((), jnp.float32), index, index, index, index)
     derivative = slope(ScalarFunction(str(jaxpr), jaxpr, 0, function))
+    scalar_check.check(derivative)
     for score in (-2.0, 0.3, 1.5):
         (got,) = jax.core.eval_jaxpr(derivative.jaxpr.jaxpr, derivative.jaxpr.consts, jnp.float32(score), 0, 2, 0, 0)
-        assert got == pytest.approx(3 / np.cosh(score) ** 2 + score, rel=1e-5)
+        assert got == pytest.approx(expected(score), rel=1e-5)
 
 
 def test_two_query_heads_a_tile(software_gpu):

@@ -7,10 +7,10 @@ from typing import Any
 from jax_fa4.errors import Unsupported
 
 PRIMITIVES = frozenset(
-    "abs add and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div dynamic_slice eq erf exp "
-    "exp2 floor gather ge gt integer_pow le log log1p log2 logistic lt max min mul ne neg not one_minus_square or pow "
-    "rem reshape rsqrt select_n shift_left shift_right_arithmetic sign sin sqrt square squeeze stop_gradient sub tanh "
-    "xor".split()
+    "abs add add_any and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div dynamic_slice eq "
+    "erf exp exp2 floor gather ge gt integer_pow le log log1p log2 logistic lt max min mul ne neg not "
+    "one_minus_square or pow rem reshape rsqrt select_n shift_left shift_right_arithmetic sign sin sqrt square "
+    "squeeze stop_gradient sub tanh xor".split()
 )
 """JAX primitives that `scalar_jaxpr` has a rule for."""
 

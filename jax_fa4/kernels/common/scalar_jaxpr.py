@@ -167,6 +167,7 @@ def _same(_: Any, x: Any, *rest: Any) -> Any:
 _RULES: dict[str, Callable] = {
     "abs": _absolute,
     "add": _binary(operator.add),
+    "add_any": _binary(operator.add),
     "and": _binary(operator.and_),
     "broadcast_in_dim": _same,
     "ceil": _unary(lambda x: -cute.math.floor(-x)),
