@@ -70,7 +70,7 @@ def dot_product_attention(  # the union of linen's and nnx's keywords; linen pas
       options: what :func:`attention_fn` takes.
 
     Returns:
-      [..., T, N, E].
+      [..., T, N, E]. A query that may see no key gets 0, where Flax gives the mean of the values.
 
     Raises:
       InvalidArgument: (a ValueError) for keywords that would change the result and that cannot be honoured: dropout,
