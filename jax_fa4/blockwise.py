@@ -341,6 +341,6 @@ def _learned(operands: Operands) -> tuple[jax.Array | None, ...]:
 def _add_tile(dbias: jax.Array, part: jax.Array, at: scores.Tile) -> jax.Array:
     """Adds a tile's cotangent [B|1, H|1, Q|1, K] to that of the whole bias."""
     zero = jnp.zeros_like(at.columns[0])  # all of one dtype, which a Python 0 would not be in 64-bit mode
-    first = (zero, zero, at.rows[0] if dbias.shape[2] > 1 else zero, at.columns[0])
+    first = (zero, zero, at.rows[0] if dbias.shape[2] != 1 else zero, at.columns[0])
     old = lax.dynamic_slice(dbias, first, part.shape)
     return lax.dynamic_update_slice(dbias, old + part.astype(dbias.dtype), first)

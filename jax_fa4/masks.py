@@ -379,7 +379,7 @@ def allowed(mask: Mask, tile: Tile, geometry: Geometry, operands: Any) -> jax.Ar
 
 def slice_tile(array: jax.Array, tile: Tile) -> jax.Array:
     """The tile's part of a bias or mask array [B|1, H|1, S|1, T], which must reach to the tile's end."""
-    if array.shape[2] > 1:
+    if array.shape[2] != 1:
         array = jax.lax.dynamic_slice_in_dim(array, tile.rows[0], tile.rows.size, 2)
     return jax.lax.dynamic_slice_in_dim(array, tile.columns[0], tile.columns.size, 3)
 

@@ -208,13 +208,13 @@ def _is_array(value: Any) -> bool:
 
 def _lengths(argument: str, value: Any, batch: int, longest: int) -> jax.Array | None:
     array = _array(argument, value, (batch,), jnp.integer)
-    return None if array is None else cut_int32(array, 0, longest)
+    return None if array is None else jnp.clip(as_int32(array), 0, longest)
 
 
-def cut_int32(x: jax.Array, low: int, high: int) -> jax.Array:
-    """Integers of any dtype as int32 within [low, high]: cut before they are converted, which would wrap them."""
-    info = jnp.iinfo(x.dtype)
-    return jnp.clip(x, max(low, info.min), min(high, info.max)).astype(jnp.int32)
+def as_int32(x: jax.Array) -> jax.Array:
+    """Integers of any dtype as int32, those beyond its range cut and not wrapped."""
+    own, wanted = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
+    return jnp.clip(x, max(own.min, wanted.min), min(own.max, wanted.max)).astype(jnp.int32)
 
 
 def _make_window(window: Any) -> tuple[Mask, jax.Array | None]:
@@ -232,7 +232,7 @@ def _make_window(window: Any) -> tuple[Mask, jax.Array | None]:
             arrays.append(0)
         elif _is_array(value) and value.shape == () and jnp.issubdtype(value.dtype, jnp.integer):
             bounds.append(RUNTIME)
-            arrays.append(cut_int32(jnp.asarray(value), -masks.UNBOUNDED, masks.UNBOUNDED))
+            arrays.append(jnp.clip(as_int32(jnp.asarray(value)), -masks.UNBOUNDED, masks.UNBOUNDED))
         else:
             raise invalid(f"window ({side})", repr(value), "None, an integer of at least 0, or an integer scalar array",
                           "Use None for an unbounded side")

@@ -83,17 +83,21 @@ def test_one_block_and_uneven_blocks_agree():
 def test_symbolic_sizes(small_blocks):
     """A program for any batch and lengths, as `jax.export` makes it."""
     batch, rows, columns = jax.export.symbolic_shape("b, s, t")
-    shapes = [jax.ShapeDtypeStruct((batch, n, heads, 8), jnp.float32)
-              for n, heads in ((rows, 4), (columns, 2), (columns, 2))]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (
+        (batch, rows, 4, 8), (batch, columns, 2, 8), (batch, columns, 2, 8), (batch, 4, rows, columns))]
 
-    def gradients(q, k, v):
-        return jax.grad(lambda *x: jnp.sin(jax_fa4.attention(*x, causal=True, window=(20, None))).sum(), (0, 1, 2))(
-            q, k, v)
+    def gradients(q, k, v, bias, lengths):
+        def total(q, k, v, bias):
+            o = jax_fa4.attention(q, k, v, bias=bias, causal=True, window=(20, None), kv_lengths=lengths)
+            return jnp.sin(o).sum()
 
-    exported = jax.export.export(jax.jit(gradients), platforms=("cpu",))(*shapes)
+        return jax.grad(total, (0, 1, 2, 3))(q, k, v, bias)
+
+    exported = jax.export.export(jax.jit(gradients), platforms=("cpu",))(
+        *shapes, jax.ShapeDtypeStruct((batch,), jnp.int32))
     for b, s, t in ((1, 30, 30), (3, 60, 17)):
-        a = cases.Case("", (), cases.Shape(b, s, t, 4, 2, 8, 8), "float32").make()
-        arrays = a["q"], a["k"], a["v"]
+        a = cases.Case("", ("bias", "kv_lengths"), cases.Shape(b, s, t, 4, 2, 8, 8), "float32").make()
+        arrays = a["q"], a["k"], a["v"], a["bias"], a["kv_lengths"]
         for got, want in zip(exported.call(*arrays), gradients(*arrays), strict=True):
             np.testing.assert_allclose(got, want, atol=1e-5)
 

@@ -13,7 +13,7 @@ from ..layout import Layout, get_layout
 from ..masks import Mask, MaskArray, Predicate
 from ..operands import Operands
 from ..scores import ScoreMap
-from ..spec import Arguments, AttentionSpec, cut_int32, flag, make_spec
+from ..spec import Arguments, AttentionSpec, as_int32, flag, make_spec
 from .attend import attend
 from .exchange import heads_for_rows, rows_for_heads
 from .indices import with_global_indices
@@ -159,7 +159,7 @@ class _Call:
         check_heads(axes, operands.q.shape[2], operands.k.shape[2])
         # make_spec cut the lengths to this device's rows, but they count those of the whole sequence.
         q_lengths, kv_lengths = (
-            None if given is None else cut_int32(jnp.asarray(given), 0, longest)
+            None if given is None else jnp.clip(as_int32(jnp.asarray(given)), 0, longest)
             for given, longest in zip(lengths, whole.values(), strict=True)
         )
         operands = dataclasses.replace(operands, q_lengths=q_lengths, kv_lengths=kv_lengths)
