@@ -94,12 +94,24 @@ def is_full(ring: pipeline.PipelineAsync, state: pipeline.PipelineState) -> cutl
 
 def buffer(number: Int32, stages: int) -> pipeline.PipelineState:
     """Where a consumer stands when it waits for the buffer that is filled as the `number`th."""
-    return pipeline.PipelineState(stages, number, number % stages, (number // stages) & 1)
+    index, lap = _position(number, stages)
+    return pipeline.PipelineState(stages, number, index, lap & 1)
 
 
 def free_buffer(number: Int32, stages: int) -> pipeline.PipelineState:
     """Where the producer stands when it fills a buffer as the `number`th."""
-    return pipeline.PipelineState(stages, number, number % stages, ((number // stages) & 1) ^ 1)
+    index, lap = _position(number, stages)
+    return pipeline.PipelineState(stages, number, index, (lap & 1) ^ 1)
+
+
+def _position(number: Int32, stages: int) -> tuple[Int32, Int32]:
+    """The buffer that is filled as the `number`th, and how often it was filled before.
+
+    Without a division where one can be spared: quotient and remainder would live in registers from step to step.
+    """
+    if stages & (stages - 1) == 0:
+        return number & (stages - 1), number >> (stages.bit_length() - 1)
+    return number % stages, number // stages
 
 
 @cute.jit

@@ -59,9 +59,10 @@ class Operands:
 def thread_in_warpgroup() -> Int32:
     """This thread's number in its warpgroup, worked out where it is asked for.
 
-    What follows from it is not kept in registers from one use to the next: the main loop has none to spare.
+    What follows from it is not kept in registers from one use to the next: the main loop has none to spare. The
+    compiler does not see that it is not negative: shifts and masks take fewer instructions than divisions.
     """
-    return _opaque(cute.arch.thread_idx()[0] % 128)
+    return _opaque(cute.arch.thread_idx()[0] & 127)
 
 
 def warpgroup_of_thread() -> Int32:
@@ -103,7 +104,6 @@ class Consumer:
     """A thread's view of the kernel.
 
     Attributes:
-      query: the first query of the thread's scores within the tile.
       query_groups: groups of 8 queries; the thread holds two of each.
       store: stores a fragment of the scores, rounded, as a (key, query) tile.
     """
@@ -117,19 +117,18 @@ class Consumer:
         # Descriptors depend on the warpgroup alone; with its first thread's slice they stay in uniform registers.
         self.operands = Operands.make(products, shared, plan, self.warpgroup * 128)
         self.query_groups = plan.block_q // 8
-        self.query = 2 * (thread % 4)
         self.store = TileStore(plan, products.scores, thread, self.warpgroup * 128, ds=shared.ds)
 
     @property
     def key(self) -> Int32:
         """The first key of the thread's scores within the tile; it has key + 8 too."""
         thread = thread_in_warpgroup()
-        return thread // 32 * 16 + thread % 32 // 4 + self.warpgroup * 64
+        return (thread >> 5) * 16 + ((thread & 31) >> 2) + self.warpgroup * 64
 
     @property
     def quad_lane(self) -> Int32:
         """The thread's place among the four that share its keys."""
-        return thread_in_warpgroup() % 4
+        return thread_in_warpgroup() & 3
 
 
 class Statistics:
@@ -141,7 +140,7 @@ class Statistics:
     def __init__(self, consumer, tensor: cute.Tensor, stage: Int32):
         groups = consumer.query_groups
         self.pairs = cute.make_tensor(
-            tensor.iterator + (stage * consumer.plan.block_q + consumer.query),
+            tensor.iterator + (stage * consumer.plan.block_q + 2 * consumer.quad_lane),
             cute.make_layout((2, groups), stride=(1, 8)),
         )
         self.read = {}
