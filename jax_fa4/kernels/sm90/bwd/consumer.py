@@ -2,7 +2,7 @@
 
 One step (a block j of queries) of the loop:
 
-    issue S^T = K Q^T and dP^T = V dO^T
+    issue S^T = K Q^T and dP^T = V dO^T                half of V from registers (see `BackwardPlan.v_slices`)
     P^T = exp2(S^T - LSE)                              while dP runs
     dS^T = P^T * (dP^T - delta), also into shared memory
     issue dV += P^T dO
@@ -10,8 +10,9 @@ One step (a block j of queries) of the loop:
     issue dK += dS^T Q
     dQ(j - 1) to shared memory, for the store warp     while dK runs
 
-With more than 64 queries a block dK comes before dQ (see `BackwardPlan.dq_before_dk`). Where none of a tile's first or
-last queries sees a key of the warpgroup it makes only dQ(j - 1) in that step (see `idle_step`).
+With more than 64 queries a block V stays in shared memory, and dK comes before dQ (see `BackwardPlan.dq_before_dk`);
+where registers do not suffice, dV is awaited first (`dv_alone`). Where none of a tile's first or last queries sees a
+key of the warpgroup it makes only dQ(j - 1) in that step (see `idle_step`).
 
 dQ lags one step behind so that warpgroups need not keep step with each other: while one computes P and dS, the others'
 products keep the tensor cores busy. `take_turn` in the first step of a tile sets them apart (8 % faster than without).
@@ -169,8 +170,8 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     if cutlass.const_expr(makes_dq and plan.ds_stages == 2):
         pipes.ds.consumer_wait(before)  # the others have read this buffer's last contents
     consumer.store(ds, "ds", ds_buffer.index)
-    if cutlass.const_expr(plan.block_q > 64):
-        warpgroup.wait_group(0)  # registers do not suffice to have both products in flight
+    if cutlass.const_expr(plan.dv_alone):
+        warpgroup.wait_group(0)
     if cutlass.const_expr(dq_first):
         dq = dq_of_step_before(work, number, carried)
     multiply(products.dk, o.dk, as_left_operand(ds), o.dk_q[None, None, None, q.index], True)
@@ -199,8 +200,9 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
 def issue_dp(consumer, dp: cute.Tensor, do) -> None:
     """dP^T = V dO^T."""
     consumer.pipes.do.consumer_wait(do)
-    rows = consumer.operands.dp_do[None, None, None, do.index]
-    multiply(consumer.products.scores, dp, consumer.operands.dp_v, rows, False)
+    products, o = consumer.products, consumer.operands
+    held = (products.dp, o.v) if consumer.plan.v_slices else None
+    multiply(products.scores, dp, o.dp_v, o.dp_do[None, None, None, do.index], False, held)
 
 
 def make_p(work, fragment, masked: bool, q, rounded: cute.Tensor) -> None:

@@ -13,9 +13,6 @@ from jax_fa4.kernels.common import backward
 from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd.layouts import transposed
 
-EAGER_GROUPS = 8
-"""Groups of 8 queries whose statistics a thread holds at once: 16 registers."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
@@ -31,6 +28,7 @@ class Operands:
     dq_k: Any
     dk: cute.Tensor
     dv: cute.Tensor
+    v: cute.Tensor | None
 
     @classmethod
     def make(cls, products, shared, plan, thread: Int32) -> Operands:
@@ -46,6 +44,7 @@ class Operands:
         def accumulator(product, rows, columns):
             return cute.make_rmem_tensor(product.partition_shape_C((rows, columns)), Float32)
 
+        held = (p.block_k, 16 * p.v_slices)
         return cls(
             scores_k=left(scores, shared.k), scores_q=right(scores, shared.q),
             dp_v=left(scores, shared.v), dp_do=right(scores, shared.do),
@@ -53,6 +52,7 @@ class Operands:
             dq_ds=(right if p.dq_transposed else left)(dq, transposed(shared.ds)),
             dq_k=(left if p.dq_transposed else right)(dq, transposed(shared.k)),
             dk=accumulator(dk, p.block_k, p.tile_d), dv=accumulator(dv, p.block_k, p.tile_e),
+            v=cute.make_rmem_tensor(products.dp.partition_shape_A(held), shared.v.element_type) if p.v_slices else None,
         )
 
 
@@ -134,7 +134,7 @@ class Consumer:
 class Statistics:
     """LSE or delta of this thread's query columns, from shared memory.
 
-    Read at once, ahead of their use; or, where a thread has too many to hold, where they are first used.
+    The first (see `BackwardPlan.early_groups`) are read at once, ahead of their use, the others where they are used.
     """
 
     def __init__(self, consumer, tensor: cute.Tensor, stage: Int32):
@@ -144,9 +144,8 @@ class Statistics:
             cute.make_layout((2, groups), stride=(1, 8)),
         )
         self.read = {}
-        if groups <= EAGER_GROUPS and not consumer.spec.score_mods:
-            for pair in range(groups):
-                self._read(pair)
+        for pair in range(0 if consumer.spec.score_mods else consumer.plan.early_groups):
+            self._read(pair)
 
     def _read(self, pair: int) -> None:
         self.read[pair] = cute.make_rmem_tensor((2,), Float32)
@@ -175,9 +174,21 @@ def scores_fragment(consumer, scores: cute.Tensor, place=None, tile=None) -> bac
 
 
 def begin(consumer, tiles_done: Int32) -> None:
-    """Waits for K and V of a tile."""
+    """Waits for K and V of a tile, and reads what is held of V."""
     consumer.pipes.k.consumer_wait(buffer(tiles_done, consumer.plan.k_stages))
     consumer.pipes.v.consumer_wait(buffer(tiles_done, 1))
+    if consumer.plan.v_slices:
+        _hold_v(consumer)
+
+
+def _hold_v(consumer) -> None:
+    """The first slices of V, as left operand, into registers."""
+    atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), consumer.kernel.dtype)
+    thread = thread_in_warpgroup() + consumer.warpgroup * 128
+    copy = cute.make_tiled_copy_A(atom, consumer.products.dp).get_slice(thread)
+    source, target = copy.partition_S(consumer.shared.v), copy.retile(consumer.operands.v)
+    for i in range(consumer.plan.v_slices):
+        cute.copy(copy, source[None, None, i], target[None, None, i])
 
 
 def end(consumer, tiles_done: Int32) -> None:

@@ -28,6 +28,8 @@ class Products:
     Warpgroups share the keys: P^T and dS^T stay in registers as the left operand of dV = P^T dO and dK = dS^T Q. dQ =
     dS K reads dS from shared memory; they share its rows or columns, or the rows of its transpose.
 
+    Where a warpgroup holds slices of V in registers, `dp` is their product.
+
     In a `wide` plan queries are the rows, S = Q K^T, dP = dO V^T and dQ = dS K are one warpgroup's, dQ with dS in
     registers; dP has a product of its own, and those of dV and dK are in `shares`.
     """
@@ -62,26 +64,30 @@ class Products:
         else:
             dq = product(MN_MAJOR, MN_MAJOR, plan.tile_d, by_rows if plan.dq_by_rows else by_columns)
         return cls(
-            scores=product(K_MAJOR, K_MAJOR, plan.block_q, by_rows), dp=None,
+            scores=product(K_MAJOR, K_MAJOR, plan.block_q, by_rows),
+            dp=product(K_MAJOR, K_MAJOR, plan.block_q, by_rows, registers) if plan.v_slices else None,
             dv=product(K_MAJOR, MN_MAJOR, plan.tile_e, by_rows, registers),
             dk=product(K_MAJOR, MN_MAJOR, plan.tile_d, by_rows, registers),
             dq=dq,
         )
 
 
-@cute.jit
-def multiply(product: cute.TiledMma, accumulator: cute.Tensor, a: cute.Tensor, b: cute.Tensor,
-             accumulate: cutlass.Constexpr[bool]):
+def multiply(
+    product: cute.TiledMma, accumulator: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate: bool, held=None
+) -> None:
     """Issues accumulator (+)= a b as one group of warpgroup products; `warpgroup.wait_group` ends it.
 
-    Where one operand's inner dimension is padded further than the other's, the rest is zero and left out.
+    Where one operand's inner dimension is padded further than the other's, the rest is zero and left out. The first
+    slices of a may be `held` in registers: (product, operand) for these.
     """
     warpgroup.fence()
-    atom = cute.make_mma_atom(product.op)
-    atom.set(warpgroup.Field.ACCUMULATE, accumulate)
-    for k in cutlass.range_constexpr(min(cute.size(a.shape[2]), cute.size(b.shape[2]))):
-        cute.gemm(atom, accumulator, a[None, None, k], b[None, None, k], accumulator)
-        atom.set(warpgroup.Field.ACCUMULATE, True)
+    slices = min(cute.size(a.shape[2]), cute.size(b.shape[2]))
+    first = 0 if held is None else cute.size(held[1].shape[2])
+    for k in range(slices):
+        own, left = held if k < first else (product, a)
+        atom = cute.make_mma_atom(own.op)
+        atom.set(warpgroup.Field.ACCUMULATE, accumulate or k > 0)
+        cute.gemm(atom, accumulator, left[None, None, k], b[None, None, k], accumulator)
     warpgroup.commit_group()
 
 

@@ -56,6 +56,10 @@ class BackwardPlan:
       q_stages, do_stages: tiles of Q (with LSE) and dO (with delta) in flight.
       k_stages: buffers of K; with two, a tile's last dQ is made in the first step of the next, so that warpgroups
         need not wait for each other between tiles.
+      v_slices: of V's slices of 16 head dims, how many a consumer warpgroup of a narrow plan keeps in registers for a
+        tile, as left operand of dP^T, which then reads less of shared memory.
+      early_groups: groups of 8 queries whose LSE and delta a thread reads before it waits for their products, into two
+        registers each.
       ds_stages: buffers of dS (and of P, in a wide plan, which needs two); with two instead of three, warpgroups keep
         closer step.
       short: the plan for up to `short_rows` query rows, where tiles are short, and wide blocks of queries cross the
@@ -80,6 +84,8 @@ class BackwardPlan:
     q_stages: int = 2
     do_stages: int = 2
     k_stages: int = 1
+    v_slices: int = 0
+    early_groups: int = 0
     ds_stages: int = 3
     tile_heads: int = 1
     pairs_heads: bool = False
@@ -131,6 +137,11 @@ class BackwardPlan:
         With two buffers of Q it would wait for Q first. Of a single slice, all is added beside dV and dK.
         """
         return self.wide and self.q_stages > 2 and self.dq_slices > 1
+
+    @property
+    def dv_alone(self) -> bool:
+        """Whether dV is awaited before dK and dQ are issued, for which registers do not suffice else."""
+        return self.block_q > 64 or self.v_slices > 0
 
     @property
     def dq_before_dk(self) -> bool:
@@ -322,17 +333,17 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         rows = 64 if spec.score_mods else 128  # P beside P times the slope of the score: registers for 64
         return plan(rows, 128, ds_stages=2, k_stages=2, l2_bytes=16 << 20)
     if largest <= 128:
-        narrow = plan(64, 128)
+        narrow = plan(64, 128, early_groups=8)
         if tile_d < 128 or not is_simple(spec):
             return narrow
         if spec.head_dim <= 96:
             small = spec.value_head_dim <= 96
             return plan(96 if small else 80, 128, tile_d=96, tile_e=96 if small else tile_e, ds_stages=2)
-        short = plan(64, 128, ds_stages=2, k_stages=2, l2_bytes=16 << 20)
+        short = plan(64, 128, ds_stages=2, k_stages=2, v_slices=4, early_groups=2, l2_bytes=16 << 20)
         if _window_rows(spec.mask) <= SHORT_ROWS:
             return short
-        rows = 2 * SHORT_ROWS if is_causal(spec.mask) else SHORT_ROWS
-        return plan(80, 128, ds_stages=2, short=short, short_rows=rows)
+        rows, early = (2 * SHORT_ROWS, 2) if is_causal(spec.mask) else (SHORT_ROWS, 0)
+        return plan(80, 128, ds_stages=2, early_groups=early, short=short, short_rows=rows)
     if tile_d + tile_e <= 320:
         wide = plan(64, 96, ds_stages=2, l2_bytes=16 << 20, piece_costs=None)  # 1 to 2 % slower with code to cut tiles
     else:
