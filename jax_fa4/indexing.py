@@ -70,4 +70,5 @@ def _shift(function: ScalarFunction, scalars: int) -> ScalarFunction:
 
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in function.jaxpr.in_avals]
     closed = jax.make_jaxpr(moved)(*avals, jax.ShapeDtypeStruct((3,), jnp.int32))
-    return ScalarFunction(f"indices of {function.text}", closed, function.operand_count + 1, moved)
+    text = " ".join(str(closed.jaxpr).split())
+    return ScalarFunction(f"{text} of {function.text}", closed, function.operand_count + 1, moved)
