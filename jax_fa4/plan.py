@@ -8,6 +8,7 @@ import functools
 import importlib
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 
 from jax_fa4 import masks
@@ -88,7 +89,9 @@ def choose_plan(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) ->
         raise Unsupported(f"there is no {pass_} kernel for {arch}")
     _check(spec, pass_)
     try:
-        return KERNELS[arch][pass_].make_plan(spec, arch, size)
+        # Slopes of score functions are traced here; in a caller's mesh they would hold what places scalars in it.
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return KERNELS[arch][pass_].make_plan(spec, arch, size)
     except ValueError as error:  # a plan that does not fit its budgets says both numbers
         raise Unsupported(f"no {pass_} plan fits {arch}: {error}") from error
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
 from jax_fa4 import masks, plan
 from jax_fa4.errors import Unsupported
@@ -78,3 +79,12 @@ def test_backward_refuses_floating_operands_of_score_functions():
 def test_unknown_architecture():
     with pytest.raises(Unsupported, match=r"sm_80.*sm_90a"):
         choose_plan(SPEC, "sm_80", SizeClass.MANY_TILES, "forward")
+
+
+@pytest.mark.parametrize("kind, factor", [(AxisType.Auto, 1.25), (AxisType.Explicit, 0.75)])
+def test_score_functions_have_slopes_under_any_mesh(kind, factor):
+    """A slope is a program of scalars: nothing in it may belong to the caller's mesh."""
+    with jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(kind,))):
+        function, _ = trace("score_mods", lambda s, b, h, q, k: s * factor, (), jnp.float32)  # not traced before
+        spec = dataclasses.replace(SPEC, score_mods=(ScoreMap(function),))
+        assert refusal(spec, "sm_90a") is None and refusal(spec, "sm_100a") is None
