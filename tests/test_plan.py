@@ -85,6 +85,6 @@ def test_unknown_architecture():
 def test_score_functions_have_slopes_under_any_mesh(kind, factor):
     """A slope is a program of scalars: nothing in it may belong to the caller's mesh."""
     with jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(kind,))):
-        function, _ = trace("score_mods", lambda s, b, h, q, k: s * factor, (), jnp.float32)  # not traced before
+        function, _ = trace("score_mods", lambda s, b, h, q, k: s + factor * h, (), jnp.float32)  # not traced before
         spec = dataclasses.replace(SPEC, score_mods=(ScoreMap(function),))
         assert refusal(spec, "sm_90a") is None and refusal(spec, "sm_100a") is None
