@@ -145,7 +145,8 @@ def positive(argument: str, value: Any) -> float:
         raise invalid(argument, "a traced array", "a positive finite number known when the program is traced",
                       "Pass a Python float; multiply q by a traced factor yourself")
     number = isinstance(value, numbers.Real | np.ndarray | jax.Array) and not isinstance(value, bool)
-    if number and np.ndim(value) == 0 and 0 < value <= LARGEST:
+    # An int may be too large for a float, and a bound too large for a 16-bit float.
+    if number and np.ndim(value) == 0 and 0 < (value if isinstance(value, int) else float(value)) <= LARGEST:
         return float(value)
     raise invalid(argument, f"{value!r}", "a positive finite number (of float32)",
                   f"Leave {argument} out for the default")
