@@ -49,3 +49,7 @@ def __getattr__(name: str) -> Any:
     if name in _ON_DEMAND:
         return getattr(importlib.import_module(f".{_ON_DEMAND[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND, *_MODULES})

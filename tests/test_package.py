@@ -33,9 +33,10 @@ print(*libraries() - loaded)  # JAX's own CUDA plug-in may have loaded some
     assert libraries == ""
 
 
-def test_all_names_exist():
+def test_all_names_exist_and_are_listed():
     for name in jax_fa4.__all__:
         assert hasattr(jax_fa4, name), name
+    assert {*jax_fa4.__all__, "nn", "flax"} <= set(dir(jax_fa4))
 
 
 def test_drop_ins_are_importable_without_flax():
