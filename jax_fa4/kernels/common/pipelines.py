@@ -28,9 +28,8 @@ class RowRing:
     """A ring of buffers filled by TMA, that threads also read with ordinary loads, and give back at named barriers.
 
     Each buffer has a barrier, `first_barrier` and those after it, where all threads of the `consumer_warps` arrive and
-    the producer warp waits: it speaks for each thread that has read. At an mbarrier one lane would have to speak for
-    its warp (32 arrivals take 32 turns in shared memory). That is right after a warp synchronisation, but
-    compute-sanitizer's racecheck does not see that the other lanes' loads come before, and reports them all.
+    the producer warp waits: each thread that has read speaks for itself, in one instruction of its warp. (At an
+    mbarrier 32 arrivals take 32 turns in shared memory, or one lane speaks for all.)
     """
 
     full: pipeline.PipelineTmaAsync
