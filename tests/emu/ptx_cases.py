@@ -291,7 +291,9 @@ def cases() -> tuple[Case, ...]:
     made += [wgmma(64, "f16", "f32", swizzle, major, major) for swizzle in op.SPAN for major in (False, True)]
     made += [wgmma(128, "bf16", "f32", swizzle, False, True) for swizzle in ("32B", "64B", "128B")]
     made += [wgmma(64, "f16", "f16", "128B", False, False), wgmma(192, "bf16", "f32", "128B", False, True, 16, True),
-             wgmma(80, "f16", "f32", "64B", False, False, 16, True, -1)]
+             wgmma(80, "f16", "f32", "64B", False, False, 16, True, -1),
+             wgmma(64, "bf16", "f32", "128B", False, False, 16, True),
+             wgmma(32, "bf16", "f32", "128B", True, True, no_leading=True)]
     made += [wgmma(128, "bf16", "f32", "128B", False, False, depth, values=op.gaussian) for depth in (16, 64)]
     made += [tcgen05(128, 128, 1), tcgen05(128, 64, 1, "64B", True, True), tcgen05(128, 128, 1, "128B", True, True),
              tcgen05(64, 64, 1), tcgen05(64, 64, 1, in_tensor_memory=True), tcgen05(128, 64, 1, in_tensor_memory=True),

@@ -17,7 +17,8 @@ def _place(matrices: list, swizzles: list, majors: list, dtype: str) -> tuple:
 
 
 def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=False, scale_b=1,
-          values=op.integers) -> Case:
+          values=op.integers, no_leading=False) -> Case:
+    """`no_leading`: MN-major operands of one swizzle line in width are described without what they have no use for."""
     rng = np.random.default_rng(n)
     width = 64 if major_b else 8
     rows_b = -(-n // width) * width
@@ -25,6 +26,8 @@ def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=Fa
     a, b = values(rng, (64, depth_placed)), values(rng, (rows_b, depth_placed))
     pair = [None if in_registers else a, b]
     shared, start_b, (layout_a, layout_b) = _place(pair, [swizzle, swizzle], [major_a, major_b], dtype)
+    if no_leading:
+        layout_a, layout_b = (0, layout_a[1]), (0, layout_b[1])
     if in_registers:
         bits = op.to_bits(a, dtype)
         registers = np.zeros((4, 128), np.uint32)
@@ -54,7 +57,7 @@ def wgmma(n, dtype, d_type, swizzle, major_a, major_b, depth=16, in_registers=Fa
         halves = elements.astype(np.float16).view(np.uint16).astype(np.uint32)
         expected = halves[0::2] | halves[1::2] << 16
     a_descriptor = 0 if in_registers else op.wgmma_descriptor(0, *layout_a, swizzle)
-    kind = "" if values is op.integers else "_" + values.__name__
+    kind = ("" if values is op.integers else "_" + values.__name__) + ("_no_leading" if no_leading else "")
     return Case(f"wgmma_n{n}_{dtype}_{d_type}_{swizzle}_{'MN' if major_a else 'K'}{'MN' if major_b else 'K'}"
                 f"_k{depth}{'_registers' if in_registers else ''}{kind}", text,
                 {"results": np.zeros((n // 2 if d_type == "f32" else n // 4, 128), np.uint32), "operands": shared},
