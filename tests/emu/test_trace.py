@@ -147,7 +147,7 @@ def test_what_cannot_be_shown_is_said():
 @pytest.mark.parametrize(
     "given, message",
     [
-        (["--shape", "1,512,128"], "expected four positive sizes"),
+        (["--shape", "1,512,128"], "expected positive integers B,S,H,D"),
         (["--out", "x.txt"], "the ending must be one of .json"),
         (["--between", "5,5"], "0 <= FIRST < LAST"),
         (["--arch", "sm_80"], "invalid choice"),
