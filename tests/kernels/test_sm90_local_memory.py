@@ -8,7 +8,6 @@ from kernels.sm90_cases import ARCH, CASES, kernel_of, slow_unless
 
 from jax_fa4 import compile, masks, plan
 from jax_fa4.kernels.sm90.bwd.plan import backward_plan
-from jax_fa4.kernels.sm90.plans import is_simple
 from jax_fa4.spec import AttentionSpec
 
 HEAD_DIMS = pytest.mark.parametrize("head_dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
@@ -32,7 +31,7 @@ def limits(spec: AttentionSpec) -> Limits:
         # keys a block. In a fixed order, and with soft caps, 64 keys need none, but an H200 takes 19 to 28 % longer.
         return Limits(168, step=73, loop=12)
     if chosen.wide and chosen.spares_registers:
-        return Limits(40, step=0 if is_simple(spec) else 9, loop=1)
+        return Limits(40, step=9, loop=1)
     return Limits(40)
 
 
