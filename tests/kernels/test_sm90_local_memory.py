@@ -31,7 +31,9 @@ def limits(spec: AttentionSpec) -> Limits:
         # keys a block. In a fixed order, and with soft caps, 64 keys need none, but an H200 takes 19 to 28 % longer.
         return Limits(168, step=73, loop=12)
     if chosen.wide and chosen.spares_registers:
-        return Limits(40, step=9, loop=1)
+        return Limits(40, step=10, loop=1)
+    if chosen.spares_registers:  # mask functions that read arrays, and many variants at once
+        return Limits(40, step=13)
     return Limits(40)
 
 
