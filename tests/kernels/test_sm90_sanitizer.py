@@ -45,7 +45,7 @@ def sanitizer() -> str:
     ("memcheck", "jax_fa4"),
     ("racecheck", "fwdForward"),
     pytest.param("racecheck", "bwdkernelBackward", marks=pytest.mark.xfail(
-        reason="reads of LSE and delta are reported in some forms: BENCHMARKS.md, H200: backward")),
+        strict=True, reason="reads of LSE and delta are reported in some forms: BENCHMARKS.md, H200: backward")),
 ])  # fmt: skip
 @pytest.mark.parametrize("group", GROUPS)
 def test_kernels_are_clean(tool, kernels, group):
