@@ -54,7 +54,8 @@ _PIPES = {
 _PIPE_OF = {opcode: pipe for pipe, opcodes in _PIPES.items() for opcode in opcodes.split()}
 _MOVABLE = frozenset({"fma", "fma_packed", "alu", "convert", "uniform", "control", "other"})
 """Pipes whose instructions the assembler may move to another block, or multiply: their lines say less of a block."""
-_ENDS_BLOCK = frozenset("BRA BRX EXIT RET JMP BSYNC CALL BREAK".split())
+ENDS_BLOCK = frozenset("BRA BRX EXIT RET JMP BSYNC CALL BREAK".split())
+"""Opcodes after which a basic block ends."""
 
 
 def pipe_of(opcode: str) -> str:
@@ -224,7 +225,7 @@ def blocks(text: str, kernel: str) -> list[list[Instruction]]:
             result.append([])
         elif found := _INSTRUCTION.match(line):
             result[-1].append(Instruction(at, found[1]))
-            if found[1].partition(".")[0] in _ENDS_BLOCK:
+            if found[1].partition(".")[0] in ENDS_BLOCK:
                 result.append([])
     if not at:
         raise ValueError(f"{kernel}: no line table in the machine code; compile it with --generate-line-info")

@@ -12,7 +12,6 @@ Graph = dict[int, set[int]]
 
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P[0-9T]+ +)?([A-Z][A-Z0-9_.]*)(.*)")
 _LABEL = re.compile(r"^(\.L_\w+):")
-_ENDS_BLOCK = frozenset("BRA BRX EXIT RET JMP BSYNC CALL BREAK".split())
 
 
 def local_memory(artifact) -> dict[str, int]:
@@ -61,7 +60,7 @@ def _flow(lines: Iterable[str]) -> tuple[list[list[str]], Graph]:
         elif found := _INSTRUCTION.match(line):
             opcode, _, modifiers = found[2].partition(".")
             blocks[-1].append(opcode)
-            if opcode in _ENDS_BLOCK:
+            if opcode in sass.ENDS_BLOCK:
                 conditional = bool(found[1]) or bool(re.match(r"\s*!?U?P\d|\s*U?R\d", found[3])) or "DIV" in modifiers
                 ends[len(blocks) - 1] = opcode, found[3], conditional
                 blocks.append([])
