@@ -177,6 +177,7 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     multiply(products.dk, o.dk, as_left_operand(ds), o.dk_q[None, None, None, q.index], True)
     if cutlass.const_expr(makes_dq and not dq_first):
         dq = dq_of_step_before(work, number, carried)
+    cute.arch.fence_view_async_shared()  # LSE and delta are read: copies, which are asynchronous, may replace them
     warpgroup.wait_group(2 if makes_dq else 1)
     pipes.do.consumer_release(do)
     warpgroup.wait_group(1 if makes_dq else 0)
