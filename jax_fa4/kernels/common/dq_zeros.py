@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from jax_fa4.kernels.common import abi, key_tiles
+from jax_fa4.kernels.common import abi, key_tiles, last_wave
 
 VECTOR = 4
 
@@ -59,7 +59,7 @@ def ahead(schedule, workers: Int32) -> Int32:
     sections = (schedule.heads * schedule.batch + (schedule.section_heads - 1)) // schedule.section_heads
     tiles = cutlass.max(per_section(schedule), 1)  # without keys there are none
     result = (workers + (tiles - 1)) // tiles + 1
-    if cutlass.const_expr(hasattr(schedule, "whole")):
+    if cutlass.const_expr(isinstance(schedule, last_wave.CutSchedule)):
         if schedule.whole < (sections - result) * tiles:
             result = sections
     return result

@@ -171,7 +171,8 @@ class BackwardPlan:
     def roles(self) -> dict[str, range]:
         """Warps of the main kernel by role."""
         consumers = {f"consumer{g}": range(4 * g + 4, 4 * g + 8) for g in range(self.consumers)}
-        return {"load": range(1)} | ({} if self.wide else {"store": range(1, 2)}) | consumers
+        single = {"load": True, "store": not self.wide, "round": self.rounds_behind, "zero": self.zeroes_ahead}
+        return {role: range(w, w + 1) for w, (role, exists) in enumerate(single.items()) if exists} | consumers
 
     @property
     def dq_by_rows(self) -> bool:

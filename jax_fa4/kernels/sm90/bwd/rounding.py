@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from jax_fa4.kernels.common import abi, dq_zeros, key_tiles, pipelines
+from jax_fa4.kernels.common import abi, dq_zeros, key_tiles, last_wave, pipelines
 from jax_fa4.kernels.common.copies import address
 from jax_fa4.kernels.sm90.bwd import epilogue
 
@@ -41,7 +41,7 @@ class Sections:
     def make(cls, schedule, plan, dims) -> Sections:
         row_blocks = (dims.S + (plan.block_q - 1)) // plan.block_q
         shares = schedule.section_heads * (dims.H // schedule.heads) * row_blocks * plan.dq_parts
-        whole = getattr(schedule, "whole", schedule.count)
+        whole = schedule.whole if isinstance(schedule, last_wave.CutSchedule) else schedule.count
         count = whole // cutlass.max(dq_zeros.per_section(schedule), 1)
         if plan.rounded_rows is not None:
             count = Int32(cutlass.select_(dims.S > plan.rounded_rows, 0, count))
