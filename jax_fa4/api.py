@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax._src.lax.lax import _convert_element_type  # the public one cannot make a weak type
 
 from . import backends
@@ -85,5 +86,5 @@ def attention(
         q, k, v, causal, window, mask, softcap, score_mods, sinks, bias, q_segment_ids, kv_segment_ids, q_lengths,
         kv_lengths, q_position, kv_position, scale, deterministic))
     o, lse = backends.resolve(backend, spec, operands).attend(spec, operands)
-    o = _convert_element_type(o, weak_type=jax.typeof(q).weak_type)
+    o = _convert_element_type(o, weak_type=jax.typeof(jnp.asarray(q)).weak_type)
     return (o, lse) if return_lse else o

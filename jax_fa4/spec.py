@@ -134,7 +134,7 @@ def flag(argument: str, value: Any) -> bool:
     """A static bool, or InvalidArgument."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    received = "a traced array" if isinstance(value, jax.core.Tracer) else f"{value!r}"
+    received = "a traced array" if isinstance(value, jax.core.Tracer) else _shown(value)
     raise invalid(argument, received, "True or False, known when the program is traced",
                   "Pass a Python bool; under jax.jit name the argument in static_argnames")
 
@@ -148,7 +148,7 @@ def positive(argument: str, value: Any) -> float:
     # An int may be too large for a float, and a bound too large for a 16-bit float.
     if number and np.ndim(value) == 0 and 0 < (value if isinstance(value, int) else float(value)) <= LARGEST:
         return float(value)
-    raise invalid(argument, f"{value!r}", "a positive finite number (of float32)",
+    raise invalid(argument, _shown(value), "a positive finite number (of float32)",
                   f"Leave {argument} out for the default")
 
 
@@ -184,19 +184,28 @@ def _check_array(name: str, value: Any) -> jax.Array:
                       "Add the missing axes, for example x[None] for a single example")
     if str(value.dtype) not in DTYPES:
         raise invalid(name, f"dtype {value.dtype}", ", ".join(DTYPES), f"Convert it with {name}.astype(...)")
-    array = jnp.asarray(value)
+    array = _converted(name, value, "an array [batch, sequence, heads, head dim]")
     return jax.lax.convert_element_type(array, array.dtype)  # without a weak type
+
+
+def _converted(argument: str, value: Any, allowed: str) -> jax.Array:
+    """The value as a JAX array, or InvalidArgument."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):  # as of None, a jax.ShapeDtypeStruct, a jax.Ref
+        raise invalid(argument, type(value).__name__, allowed,
+                      "Pass an array; of a jax.Ref its value, ref[...]") from None
 
 
 def _array(argument: str, value: Any, shape: tuple, kind: Any, dtype: Any = None) -> jax.Array | None:
     """The value as an array of that kind (and dtype); an entry of `shape` that is a tuple lists the sizes allowed."""
     if value is None:
         return None
-    array = jnp.asarray(value)
     allowed = [size if isinstance(size, tuple) else (size,) for size in shape]
+    wanted = f"shape [{', '.join(' or '.join(map(str, dict.fromkeys(sizes))) for sizes in allowed)}]"
+    array = _converted(argument, value, f"an array of {wanted}")
     if array.ndim != len(shape) or any(n not in sizes for n, sizes in zip(array.shape, allowed, strict=True)):
-        wanted = ", ".join(" or ".join(map(str, dict.fromkeys(sizes))) for sizes in allowed)
-        raise invalid(argument, f"shape {list(array.shape)}", f"shape [{wanted}]", "Reshape or broadcast it")
+        raise invalid(argument, f"shape {list(array.shape)}", wanted, "Reshape or broadcast it")
     if not (array.dtype == kind if kind is jnp.bool_ else jnp.issubdtype(array.dtype, kind)):
         name = {jnp.bool_: "bool", jnp.integer: "an integer dtype", jnp.floating: "a floating dtype"}[kind]
         raise invalid(argument, f"dtype {array.dtype}", name, f"Convert it with {argument}.astype(...)")
@@ -204,7 +213,12 @@ def _array(argument: str, value: Any, shape: tuple, kind: Any, dtype: Any = None
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray)
+    return isinstance(value, jax.Array | np.ndarray) or hasattr(value, "__jax_array__")
+
+
+def _shown(value: Any) -> str:
+    """A value for an error message: of an array with axes its type, not its contents."""
+    return f"{value.dtype}{list(value.shape)}" if _is_array(value) and value.shape else repr(value)
 
 
 def _lengths(argument: str, value: Any, batch: int, longest: int) -> jax.Array | None:
@@ -222,7 +236,7 @@ def _make_window(window: Any) -> tuple[Mask, jax.Array | None]:
     if window is None:
         return masks.Full(), None
     if not isinstance(window, tuple | list) or len(window) != 2:
-        raise invalid("window", repr(window), "None or a pair (left, right)",
+        raise invalid("window", _shown(window), "None or a pair (left, right)",
                       "Pass (left, right); None on a side leaves it unbounded")
     bounds: list[masks.Bound] = []
     arrays: list[Any] = []
@@ -235,8 +249,8 @@ def _make_window(window: Any) -> tuple[Mask, jax.Array | None]:
             bounds.append(RUNTIME)
             arrays.append(jnp.clip(as_int32(jnp.asarray(value)), -masks.UNBOUNDED, masks.UNBOUNDED))
         else:
-            raise invalid(f"window ({side})", repr(value), "None, an integer of at least 0, or an integer scalar array",
-                          "Use None for an unbounded side")
+            raise invalid(f"window ({side})", _shown(value),
+                          "None, an integer of at least 0, or an integer scalar array", "Use None for an unbounded side")
     return masks.Window(*bounds), jnp.stack(arrays) if RUNTIME in bounds else None
 
 
@@ -248,16 +262,24 @@ def _make_positions(a: Arguments) -> jax.Array | None:
     for name in ("q_position", "kv_position"):
         pair = (0, 1) if getattr(a, name) is None else getattr(a, name)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise invalid(name, repr(pair), "a pair (offset, stride)", "Pass (offset, 1) for consecutive positions")
+            raise invalid(name, _shown(pair), "a pair (offset, stride)", "Pass (offset, 1) for consecutive positions")
         for what, value in zip(("offset", "stride"), pair, strict=True):
-            array = jnp.asarray(value)
+            allowed = f"integers, a scalar or one per example [{a.q.shape[0]}]"
+            array = _converted(f"{name} ({what})", value, allowed)
             if array.shape not in ((), (a.q.shape[0],)) or not jnp.issubdtype(array.dtype, jnp.integer):
-                raise invalid(f"{name} ({what})", f"{array.dtype}{list(array.shape)}",
-                              f"integers, a scalar or one per example [{a.q.shape[0]}]", "Convert it to int32")
-            if what == "stride" and not isinstance(array, jax.core.Tracer) and (array <= 0).any():
-                raise invalid(f"{name} (stride)", repr(value), "at least 1", "Order the sequence by position")
-            columns.append(jnp.broadcast_to(array.astype(jnp.int32), (a.q.shape[0],)))
+                raise invalid(f"{name} ({what})", f"{array.dtype}{list(array.shape)}", allowed, "Convert it to int32")
+            if what == "stride" and (_known(value, default=1) <= 0).any():
+                raise invalid(f"{name} (stride)", _shown(value), "at least 1", "Order the sequence by position")
+            columns.append(jnp.broadcast_to(as_int32(array), (a.q.shape[0],)))
     return jnp.stack(columns, axis=1)
+
+
+def _known(value: Any, default: int) -> np.ndarray:
+    """An array's numbers where this process knows them when the program is traced; else `default`."""
+    try:
+        return np.asarray(value)
+    except (jax.errors.TracerArrayConversionError, RuntimeError):  # traced; on devices of other processes
+        return np.asarray(default)
 
 
 def _make_mask(a: Arguments) -> tuple[Mask, Any, tuple[jax.Array, ...]]:

@@ -116,6 +116,9 @@ def test_positions_are_a_slice_of_the_whole():
     whole = attend(q, k, v, causal=True)
     evens = jax.jit(lambda o: attend(q[:, 1::2], k, v, causal=True, q_position=(o, 2)))(jnp.int32(1))
     np.testing.assert_allclose(evens, whole[:, 1::2], rtol=1e-5, atol=1e-6)
+    captured = jnp.array([1, 1], jnp.uint8), jnp.array([2, 2])  # arrays that are known while the program is traced
+    evens = jax.jit(lambda q: attend(q, k, v, causal=True, q_position=captured))(q[:, 1::2])
+    np.testing.assert_allclose(evens, whole[:, 1::2], rtol=1e-5, atol=1e-6)
 
 
 def test_lse_far_below_exp_range_and_large_scores():

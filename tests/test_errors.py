@@ -23,6 +23,7 @@ def plus_table(score, h):
 BAD = {
     "rank": (dict(q=Q[0]), r"q: received shape \[5, 4, 8\]; allowed: rank 4.*x\[None\]"),
     "not an array": (dict(q=[1.0]), "q: received list; allowed: an array"),
+    "type of an array": (dict(k=jax.ShapeDtypeStruct(KV.shape, KV.dtype)), "k: received ShapeDtypeStruct; allowed: "),
     "integers": (dict(q=Q.astype(np.int32)), "q: received dtype int32; allowed: bfloat16, float16, float32, float64"),
     "dtypes": (dict(k=KV.astype(np.float16)), "q, k, v: received dtypes float32, float16, float32.*same dtype"),
     "batch": (dict(k=KV[:1]), r"k: received shape \[1, 6, 2, 8\]; allowed: the batch of q, 2"),
@@ -41,6 +42,7 @@ BAD = {
     "infinite scale": (dict(scale=np.float16(np.inf)), r"scale: received np.float16\(inf\)"),
     "infinite softcap": (dict(softcap=float("inf")), "softcap: received inf"),
     "zero softcap": (dict(softcap=0), "softcap: received 0; allowed: a positive finite number"),
+    "softcap array": (dict(softcap=TABLE), r"softcap: received float32\[4\]; allowed: a positive finite number"),
     "boolean softcap": (dict(softcap=True), "softcap: received True"),
     "negative window": (dict(window=(-1, 0)), r"window \(left\): received -1; allowed: None, an integer of at least 0"),
     "negative right": (dict(window=(None, -2)), r"window \(right\): received -2.*None for an unbounded side"),
@@ -70,6 +72,8 @@ BAD = {
     "bias rank": (dict(bias=np.zeros((S, T), np.float32)), r"bias: received shape \[5, 6\]"),
     "positions": (dict(q_position=3), "q_position: received 3; allowed: a pair"),
     "position shape": (dict(kv_position=(np.zeros(3, int), 1)), r"kv_position \(offset\): .*one per example \[2\]"),
+    "no offset": (dict(q_position=(None, 1)), r"q_position \(offset\): received NoneType; allowed: integers, a scalar"),
+    "strides": (dict(q_position=(0, np.array([1, -1]))), r"q_position \(stride\): received int64\[2\]; allowed: at le"),
     "stride": (dict(kv_position=(0, 0)), r"kv_position \(stride\): received 0; allowed: at least 1"),
     "causal": (dict(causal=1), "causal: received 1; allowed: True or False"),
     "return_lse": (dict(return_lse="yes"), "return_lse: received 'yes'"),
@@ -112,6 +116,12 @@ def test_bad_input(name):
 def test_traced_flags(name):
     with pytest.raises(InvalidArgument, match=f"{name}: received a traced array; allowed: .*known when .*is traced"):
         jax.jit(lambda x: jax_fa4.attention(Q, KV, KV, backend="xla", **{name: x}))(True)
+
+
+@pytest.mark.parametrize("stride", [-1, np.int32(0), jnp.array([1, 0])])
+def test_strides_that_are_known_under_jit(stride):
+    with pytest.raises(InvalidArgument, match=r"q_position \(stride\): .*at least 1"):
+        jax.jit(lambda q: jax_fa4.attention(q, KV, KV, q_position=(0, stride)))(Q)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_fa4
 import jax_fa4.flax as fa4_flax
 
 linen = pytest.importorskip("flax.linen")
@@ -139,3 +140,13 @@ def test_a_mask_of_both_kinds_is_refused():
     attend = fa4_flax.attention_fn(mask=lambda b, h, q, k: q >= k)
     with pytest.raises(ValueError, match="join them"):
         attend(q, q, q, mask=jnp.ones((1, 1, LENGTH, LENGTH)))
+
+
+def test_parameters_are_arrays():
+    """`nnx.Param` is no `jax.Array`, and becomes one where it is used."""
+    x = jax.random.normal(jax.random.key(0), (1, 5, 2, 8))
+    mask, window = jnp.tril(jnp.ones((1, 1, 5, 5), bool)), jnp.int32(2)
+    want = jax_fa4.attention(x, x, x, mask=mask, sinks=jnp.ones(2), window=(window, 0))
+    p = nnx.Param(x)
+    got = jax_fa4.attention(p, p, p, mask=nnx.Param(mask), sinks=nnx.Param(jnp.ones(2)), window=(nnx.Param(window), 0))
+    np.testing.assert_array_equal(got, want)
