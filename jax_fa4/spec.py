@@ -250,7 +250,8 @@ def _make_window(window: Any) -> tuple[Mask, jax.Array | None]:
             arrays.append(jnp.clip(as_int32(jnp.asarray(value)), -masks.UNBOUNDED, masks.UNBOUNDED))
         else:
             raise invalid(f"window ({side})", _shown(value),
-                          "None, an integer of at least 0, or an integer scalar array", "Use None for an unbounded side")
+                          "None, an integer of at least 0, or an integer scalar array",
+                          "Use None for an unbounded side")
     return masks.Window(*bounds), jnp.stack(arrays) if RUNTIME in bounds else None
 
 
