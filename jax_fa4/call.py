@@ -102,7 +102,12 @@ def _named(operands: Operands) -> dict[str, Any]:
 
 
 def _run(backend: str, spec: AttentionSpec, pass_: plan.Pass, named: dict[str, Any]) -> list[jax.Array]:
-    call = KernelCall(spec, pass_, _archs(backend, spec, pass_), backend.startswith(_EMULATE))
+    try:
+        archs = _archs(backend, spec, pass_)
+    except Unsupported as error:  # the backward pass: forward was asked before (`unsupported`)
+        raise Unsupported(f"backend {backend!r} cannot run the {pass_} of this call: {error.reason}. Asked for {spec}. "
+                          "Use backend='auto' or 'xla'") from None
+    call = KernelCall(spec, pass_, archs, backend.startswith(_EMULATE))
     return attention_p.bind(*(named[buffer.name] for buffer in call.inputs), call=call)
 
 

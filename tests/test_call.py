@@ -300,6 +300,13 @@ def test_a_backend_asked_for_by_name_says_why_it_cannot(monkeypatch):
         jax.jit(attend("cuda"))(q, k, v)
     with pytest.raises(Unsupported, match="float32"):
         attend("emulate:sm_100a")(*[x.astype(jnp.float32) for x in (q, k, v)])
+
+    def loss(table):
+        mod = jax_fa4.ScoreFn(lambda s, b, h, q, k, t: s + t[h], (table,))
+        return attend("emulate:sm_90a", score_mods=mod)(q, k, v).astype(jnp.float32).sum()
+
+    with pytest.raises(Unsupported, match=r"'emulate:sm_90a' cannot run the backward of this call: .*'auto' or 'xla'"):
+        jax.eval_shape(jax.grad(loss), jnp.zeros(q.shape[2]))
     spec, operands = make_spec(Arguments(q, k, v))
     assert "no NVIDIA GPU" in call.why_not("cuda", spec, operands)
     with monkeypatch.context() as patch:
