@@ -120,7 +120,10 @@ def _eager(call: KernelCall):
     return jax.jit(functools.partial(attention_p.bind, call=call))
 
 
-attention_p.def_impl(lambda *arrays, call: _eager(call)(*arrays))
+@attention_p.def_impl
+def _impl(*arrays, call: KernelCall):
+    with jax.disable_jit(False):  # to run one primitive is to compile it, as JAX does for its own
+        return _eager(call)(*arrays)
 
 
 @attention_p.def_abstract_eval

@@ -270,6 +270,16 @@ def test_calls_without_scores_need_no_kernel(sizes, monkeypatch):
             np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
+def test_without_jit(plain):
+    q, k, v = make()
+    with jax.disable_jit():
+        got, back = jax.vjp(attend(), q, k, v)
+        gradients = back(got)
+    want, back = jax.vjp(attend(), q, k, v)
+    for x, y in zip((got, *gradients), (want, *back(want)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_types_of_results(plain):
     spec, operands = make_spec(Arguments(*make(), causal=True))
     o, lse = jax.eval_shape(lambda x: call.forward(EMULATED, spec, x), operands)
