@@ -14,11 +14,14 @@ import jax.numpy as jnp
 from jax_fa4 import masks
 from jax_fa4.errors import Unsupported
 from jax_fa4.kernels.common import scalar_check
-from jax_fa4.scores import ScoreMap
+from jax_fa4.scores import ScoreMap, SoftCap
 from jax_fa4.spec import AttentionSpec
 
 Pass = Literal["forward", "backward"]
 PASSES: tuple[Pass, ...] = ("forward", "backward")
+
+LARGEST_SOFT_CAP = 1e4
+"""Scores are then off by a hundredth at the most, as far as bfloat16 rounds P (`kernels.common.mask.soft_cap`)."""
 
 
 class SizeClass(enum.Enum):
@@ -107,6 +110,10 @@ def _check(spec: AttentionSpec, pass_: Pass) -> None:
         raise Unsupported("kernels have no bias array")
     if any(isinstance(part, masks.MaskArray) for part in spec.mask.parts):
         raise Unsupported("kernels have no mask array; write the mask as a function")
+    for mod in spec.score_mods:
+        if isinstance(mod, SoftCap) and mod.cap > LARGEST_SOFT_CAP:
+            raise Unsupported(f"kernels' soft caps are exact to about a millionth of the cap, and take one up to "
+                              f"{LARGEST_SOFT_CAP:g}, not {mod.cap:g}")
     score_functions = [mod.function for mod in spec.score_mods if isinstance(mod, ScoreMap)]
     functions = [p.function for p in spec.mask.parts if isinstance(p, masks.Predicate)] + score_functions
     for function in functions:

@@ -11,7 +11,7 @@ from jax_fa4 import masks, plan
 from jax_fa4.errors import Unsupported
 from jax_fa4.plan import SizeClass, choose_plan, refusal, size_class
 from jax_fa4.scalar import trace
-from jax_fa4.scores import Bias, ScoreMap
+from jax_fa4.scores import Bias, ScoreMap, SoftCap
 from jax_fa4.spec import AttentionSpec
 
 SPEC = AttentionSpec("bfloat16", 128, 128, group=4, scale=0.1, mask=masks.Causal())
@@ -58,6 +58,7 @@ def test_every_head_dim_has_a_plan(arch, pass_, dims):
         ({"dtype": "float64"}, "float64"),
         ({"score_mods": (Bias(),)}, "bias"),
         ({"mask": masks.MaskArray()}, "mask array"),
+        ({"score_mods": (SoftCap(1.5e4),)}, "15000"),
         ({"head_dim": 260}, "260"),
         ({"head_dim": 68}, "68"),
     ],
