@@ -132,8 +132,10 @@ def test_explicit_mesh_reshards(other, kind):
         placed = [jax.device_put(x, NamedSharding(mesh, P("other"))) for x in (problem.q, problem.k, problem.v)]
         o = jax.jit(lambda q, k, v: ring_attention(q, k, v, axis="sp", causal=True, backend="xla"))(*placed)
         assert jax.typeof(o).sharding.spec[1] == ("sp" if kind is AxisType.Explicit else None)
+        exchanged = ulysses_attention(*placed, axis="sp", causal=True, backend="xla")  # not under jit
     want = jax_fa4.attention(problem.q, problem.k, problem.v, causal=True, backend="xla")
     np.testing.assert_allclose(o, want, atol=1e-5)
+    np.testing.assert_allclose(exchanged, want, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,12 @@ def rows_for_heads(operands: Operands, axes: SequenceAxes) -> Operands:
     def exchange(x: jax.Array) -> jax.Array:
         return lax.all_to_all(x, axis, split_axis=2, concat_axis=1, tiled=True)
 
+    def repeat(x: jax.Array) -> jax.Array:
+        # Not jnp.repeat: outside jit it fails inside a shard_map that leaves an Explicit axis alone.
+        batch, rows, heads, dim = x.shape
+        copied = jnp.broadcast_to(x[:, :, :, None], (batch, rows, heads, copies, dim))
+        return copied.reshape(batch, rows, heads * copies, dim)
+
     def gather(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else lax.all_gather(x, axis, axis=1, tiled=True)
 
@@ -36,8 +42,8 @@ def rows_for_heads(operands: Operands, axes: SequenceAxes) -> Operands:
     return dataclasses.replace(
         o,
         q=exchange(o.q),
-        k=exchange(jnp.repeat(o.k, copies, axis=2)),
-        v=exchange(jnp.repeat(o.v, copies, axis=2)),
+        k=exchange(repeat(o.k)),
+        v=exchange(repeat(o.v)),
         sinks=sinks,
         q_segment_ids=gather(o.q_segment_ids),
         kv_segment_ids=gather(o.kv_segment_ids),
