@@ -204,12 +204,14 @@ def draw(pipes, shared, counter: cute.Tensor, turn: Int32) -> Int32:
 
 
 @cute.jit
-def receive(pipes, shared, turn: Int32) -> Int32:
-    """The next tile number, in any other warp."""
+def receive(pipes, shared, turn: Int32, copied: cutlass.Constexpr = False) -> Int32:
+    """The next tile number, in any other warp. `copied`: bulk copies bring it, from another block of the cluster."""
     state = buffer(turn, NUMBER_STAGES)
     pipes.numbers.consumer_wait(state)
     number = Int32(0)
     if cute.arch.lane_idx() == 0:  # alone, as it alone gives the number's place back
         number = shared.numbers[state.index]
+        if cutlass.const_expr(copied):
+            cute.arch.fence_view_async_shared()  # it is read: another copy may replace it
         pipes.numbers.consumer_release(state)
     return cute.arch.shuffle_sync(number, 0)

@@ -72,4 +72,4 @@ def draw(context: Context, turn: Int32) -> Int32:
 
 def receive(context: Context, turn: Int32) -> Int32:
     """The next tile number, in all other roles."""
-    return key_tiles.receive(context.pipes, context.shared, turn)
+    return key_tiles.receive(context.pipes, context.shared, turn, copied=context.plan.paired)

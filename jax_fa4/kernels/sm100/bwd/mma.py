@@ -142,8 +142,8 @@ def _tile(context: Context, operands: Operands, tiles_done, steps_done, count):
         _paired(context, operands, tiles_done, steps_done, count)
     else:
         _single(context, operands, tiles_done, steps_done, count)
-    complete(plan, pipes.dkv_full)
     _release(pipes.k_columns if plan.paired else pipes.k, tiles_done)
+    complete(plan, pipes.dkv_full)  # the last: who waits for it before it ends may end, nothing reports to its barriers
 
 
 @cute.jit

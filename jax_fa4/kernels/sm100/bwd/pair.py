@@ -6,8 +6,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from jax_fa4.kernels.common import key_tiles
 from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
-from jax_fa4.kernels.common.pipelines import buffer, free_buffer
+from jax_fa4.kernels.common.pipelines import free_buffer
 from jax_fa4.kernels.sm100.bwd.barriers import LEADER, phase, report
 from jax_fa4.kernels.sm100.bwd.plan import NUMBER_BYTES
 
@@ -51,11 +52,7 @@ def draw(context, turn: Int32):
     else:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, NUMBER_BYTES)
-        pipes.numbers.consumer_wait(buffer(turn, NUMBER_STAGES))
-        number = cute.arch.make_warp_uniform(shared.numbers[state.index])
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(pipes.numbers.sync_object_empty.get_barrier(state.index), LEADER)
+        number = key_tiles.receive(pipes, shared, turn, copied=True)
     return number
 
 
