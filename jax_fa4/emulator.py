@@ -34,6 +34,7 @@ class Strict(enum.IntFlag):
     LOADS = 2  # registers of a tcgen05.ld used before its tcgen05.wait::ld
     END = 4  # a CTA that ends while bulk stores or other CTAs still use its shared memory
     FENCES = 8  # accesses of different warps to tensor memory without tcgen05.fence around the barrier between them
+    OVERWRITES = 16  # shared memory that a bulk copy overwrites, without fence.proxy.async by who read or wrote it
 
 
 class EmulationError(RuntimeError):

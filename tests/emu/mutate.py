@@ -83,7 +83,7 @@ class Subject:
             assert not self.wrong(self.run(right, seed)), f"the unchanged kernel is wrong with seed {seed}"
         self.executed = self.lines(right)
         self.strict, self.complaints = emulator.Strict(0), set()
-        for kind in (emulator.Strict.LOADS, emulator.Strict.END, emulator.Strict.FENCES):
+        for kind in emulator.Strict.LOADS | emulator.Strict.END | emulator.Strict.FENCES | emulator.Strict.OVERWRITES:
             drawn = []
             for seed in range(seeds):
                 try:

@@ -20,6 +20,15 @@ constexpr uint32_t kLongestDelay = 4000;  // instructions of the cluster
 
 Span Operation::due(Timing& timing) const { return {timing.now, timing.now}; }
 
+bool Operation::step_judged(Cluster& cluster) {
+  ProxyOrder* const proxies = cluster.judge->proxies();
+  if (!proxies) return step(cluster);
+  ProxyOrder::Before others = proxies->begin(before);
+  const bool done = step(cluster);
+  proxies->end(std::move(others));
+  return done;
+}
+
 bool Engine::holds(const Operation& operation) const {
   return lateness_.policy() == Lateness::Policy::kHoldOne ? held_ == &operation
                                                           : lateness_.holds(operation.kind(), operation.line);
@@ -70,7 +79,7 @@ bool Engine::step(Cluster& cluster, size_t index, uint64_t now) {
   const OperationPtr operation = pending_[index].operation;
   bool done;
   try {
-    done = operation->step(cluster);
+    done = operation->step_judged(cluster);
   } catch (const Error& error) {
     rethrow_at(error, operation->line);
   }
@@ -91,6 +100,7 @@ void Engine::issue(Cluster& cluster, OperationPtr operation, int queue, uint64_t
   if (lateness_.policy() == Lateness::Policy::kHoldOne && !held_ &&
       lateness_.takes(operation->line, cluster.running_cta(), random_))
     held_ = operation.get();
+  if (ProxyOrder* proxies = cluster.judge->proxies()) operation->before = proxies->before();
   const Span span = draw(cluster, *operation, now);
   if (cluster.trace) cluster.trace->issued(*operation, span);
   pending_.push_back({std::move(operation), queue, span.end});

@@ -9,6 +9,7 @@
 
 #include "async/lateness.h"
 #include "core/random.h"
+#include "judge/proxy_order.h"
 
 namespace emu {
 
@@ -37,6 +38,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual ~Operation() = default;
   // Does the next step; true when there are no more. May throw Error.
   virtual bool step(Cluster&) = 0;
+  bool step_judged(Cluster&);  // likewise; the judge knows whose step it is
   // False while the step cannot be made yet (a WGMMA that not all warps have issued).
   virtual bool ready() const { return true; }
   // In a timed run (machine/timing.h), about the next step. Asked when the operation is issued and after each step.
@@ -47,6 +49,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   int line = 0;           // PTX
   size_t traced = SIZE_MAX;  // its event in the trace
   bool finished = false;  // set by the engine after the last step
+  ProxyOrder::Before before;  // set by the engine at its issue, where that is judged
 };
 using OperationPtr = std::shared_ptr<Operation>;
 

@@ -75,9 +75,12 @@ Status execute_bar(Warp& w, const Inst& in, Mask m) {
   if (barrier.arrived > expected) throw fail("barrier %u: %u threads arrived, %u expected", id, barrier.arrived, expected);
   cta.cluster.event();
   if (cta.cluster.trace) cta.cluster.trace->arrived(in.line, "named barrier", id);
+  ProxyOrder* const proxies = cta.cluster.judge->proxies();
+  if (proxies) proxies->arrive(ProxyOrder::named(cta.rank, id), in.immediate);
   if (barrier.arrived == expected) {
     barrier.arrived = 0;
     ++barrier.generation;
+    if (proxies) proxies->complete(ProxyOrder::named(cta.rank, id));
     return Status::kNext;
   }
   if (!in.immediate) return Status::kNext;

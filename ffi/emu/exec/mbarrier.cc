@@ -60,14 +60,18 @@ Status execute_wait(Warp& w, const Inst& in, Mask m) {
   Cluster& cluster = w.cta.cluster;
   const bool gave_up = w.current().gave_up;
   w.current().gave_up = false;
+  ProxyOrder* const proxies = cluster.judge->proxies();
   Mask done = 0;
+  uint32_t waited = 0;  // address of an mbarrier; none is there
   Wait wait;
   for (Mask rest = m; rest; rest &= rest - 1) {
     const int lane = first_lane(rest);
     const uint32_t address = barrier_address(w, f, lane);
     const uint32_t parity = f.parity ? w.words(f.value)[lane] & 1 : mbarrier::phase_of_state(w.pairs(f.state)[lane]);
-    if (mbarrier::phase(cluster, address) != parity) done |= 1u << lane;
-    else if (!wait.done) {
+    if (mbarrier::phase(cluster, address) != parity) {
+      done |= 1u << lane;
+      if (proxies && address != waited) proxies->wait(waited = address);
+    } else if (!wait.done) {
       wait.done = [](Warp& warp, const Wait& self) {
         return mbarrier::phase(warp.cta.cluster, static_cast<uint32_t>(self.a)) != self.b;
       };

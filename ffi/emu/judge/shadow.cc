@@ -5,7 +5,12 @@
 
 namespace emu {
 
+SharedShadow::SharedShadow(ClusterJudge& judge, uint32_t bytes) : judge_(judge), state_(bytes, kUnwritten) {
+  if (judge.proxies()) proxies_ = std::make_unique<ProxyShadow>(*judge.proxies(), bytes);
+}
+
 bool SharedShadow::read(uint32_t address, uint32_t bytes, Proxy proxy) {
+  if (proxies_ && proxy == Proxy::kGeneric) proxies_->access(address, bytes);
   for (uint32_t at = address; at < address + bytes;) {
     // Eight bytes at once where all are visible, as nearly all are.
     uint64_t states;
@@ -32,9 +37,11 @@ bool SharedShadow::read(uint32_t address, uint32_t bytes, Proxy proxy) {
 void SharedShadow::write(uint32_t address, uint32_t bytes, Proxy proxy) {
   uint8_t* const first = state_.data() + address;
   if (proxy != Proxy::kGeneric) {
+    if (proxies_) proxies_->overwrite(address, bytes);
     std::memset(first, kVisible, bytes);
     return;
   }
+  if (proxies_) proxies_->access(address, bytes);
   const uint8_t tag = judge_.tag();
   if (tag != kVisible && !std::all_of(first, first + bytes, [&](uint8_t state) { return state == tag; })) {
     auto& ranges = judge_.pending_[judge_.running_];
@@ -48,6 +55,7 @@ void SharedShadow::write(uint32_t address, uint32_t bytes, Proxy proxy) {
 
 void ClusterJudge::fence() {
   fence_inits();
+  if (proxies_) proxies_->fence();
   const uint8_t mine = tag();
   for (const Range& range : pending_[running_])
     std::replace(range.shadow->state_.begin() + range.address,

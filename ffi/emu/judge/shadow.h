@@ -1,6 +1,7 @@
 // What the judge knows of each byte of shared memory: whether it was written, and whether a thread wrote it through the
 // generic proxy and has not fenced since. Bulk copies and tensor cores go through the async proxy: they do not see such a
-// write before the writing thread's fence.proxy.async, whatever barriers lie between.
+// write before the writing thread's fence.proxy.async, whatever barriers lie between. (What they overwrite: see
+// proxy_order.h.)
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "judge/proxy_order.h"
 
 namespace emu {
 
@@ -18,7 +20,7 @@ class ClusterJudge;
 // One CTA's shared memory.
 class SharedShadow final : public SharedObserver {
  public:
-  SharedShadow(ClusterJudge& judge, uint32_t bytes) : judge_(judge), state_(bytes, kUnwritten) {}
+  SharedShadow(ClusterJudge& judge, uint32_t bytes);
 
   bool read(uint32_t address, uint32_t bytes, Proxy proxy) override;
   void write(uint32_t address, uint32_t bytes, Proxy proxy) override;
@@ -30,15 +32,22 @@ class SharedShadow final : public SharedObserver {
 
   ClusterJudge& judge_;
   std::vector<uint8_t> state_;
+  std::unique_ptr<ProxyShadow> proxies_;  // where there is a ProxyOrder
 };
 
 class ClusterJudge {
  public:
-  explicit ClusterJudge(uint32_t warps) : pending_(warps) {}
+  // `overwrites`: those by bulk copies are judged too.
+  ClusterJudge(uint32_t warps, bool overwrites)
+      : pending_(warps), proxies_(overwrites ? std::make_unique<ProxyOrder>(warps) : nullptr) {}
 
   // The warp (numbered through the cluster) whose accesses follow.
-  void set_running(uint32_t warp) { running_ = warp; }
+  void set_running(uint32_t warp) {
+    running_ = warp;
+    if (proxies_) proxies_->set_running(warp);
+  }
   uint32_t running() const { return running_; }
+  ProxyOrder* proxies() { return proxies_.get(); }  // null where overwrites are not judged
   // fence.proxy.async by the running warp: what it wrote is visible to the async proxy.
   void fence();
   // An mbarrier was initialised by the running warp: until its fence.mbarrier_init (or a wider one) neither the async
@@ -71,6 +80,7 @@ class ClusterJudge {
   std::set<uint32_t> barriers_;
   std::map<uint32_t, uint32_t> unfenced_inits_;  // mbarrier -> warp
   std::vector<std::vector<Range>> pending_;  // by warp: generic writes since its last fence
+  std::unique_ptr<ProxyOrder> proxies_;
 };
 
 }  // namespace emu

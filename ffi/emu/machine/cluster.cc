@@ -76,7 +76,7 @@ Cluster::Cluster(Launch& owner, uint64_t cluster_number, Dim3 cluster_index)
   executed_by.assign(owner.program.code.size(), 0);
   const Dim3 block = owner.config.block;
   const uint32_t warps_of_cta = (block.x * block.y * block.z + kLanes - 1) / kLanes, cta_count = shape.x * shape.y * shape.z;
-  judge = std::make_unique<ClusterJudge>(warps_of_cta * cta_count);
+  judge = std::make_unique<ClusterJudge>(warps_of_cta * cta_count, owner.options.is_strict(kStrictOverwrites));
   if (owner.options.is_strict(kStrictFences)) tensor_order = std::make_unique<TensorOrder>(warps_of_cta * cta_count);
   if (owner.order) order = std::make_unique<ClusterOrder>(*owner.order, static_cast<uint32_t>(cluster_number));
   global = owner.global;
@@ -113,19 +113,21 @@ SharedView& Cluster::shared_of(uint32_t address, const char* what) {
 void Cluster::cluster_arrive(uint32_t threads) {
   barrier_arrived += threads;
   event();
-  if (barrier_arrived < live_threads) return;
-  barrier_arrived = 0;
-  ++barrier_generation;
+  if (ProxyOrder* proxies = judge->proxies()) proxies->arrive(ProxyOrder::kOfCluster, true);
+  if (barrier_arrived >= live_threads) complete_barrier();
 }
 
 void Cluster::threads_exited(Cta& cta, uint32_t threads) {
   cta.live_threads -= threads;
   live_threads -= threads;
   event();
-  if (live_threads && barrier_arrived >= live_threads) {
-    barrier_arrived = 0;
-    ++barrier_generation;
-  }
+  if (live_threads && barrier_arrived >= live_threads) complete_barrier();
+}
+
+void Cluster::complete_barrier() {
+  barrier_arrived = 0;
+  ++barrier_generation;
+  if (ProxyOrder* proxies = judge->proxies()) proxies->complete(ProxyOrder::kOfCluster);
 }
 
 // One burst of one warp, drawn. False: none can go on.

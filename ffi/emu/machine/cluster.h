@@ -116,6 +116,7 @@ class Cluster {
 
  private:
   State run_until_stopped();
+  void complete_barrier();
   bool schedule();
   bool schedule_timed();
   bool give_up_polls();

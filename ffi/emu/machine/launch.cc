@@ -16,7 +16,7 @@ constexpr uint32_t kSharedLimit = 232448 + kSharedBase;
 
 void step_in_turn(Cluster& cluster, Operation& operation) {
   try {
-    operation.step(cluster);
+    operation.step_judged(cluster);
   } catch (const Error& error) {
     rethrow_in(cluster, Error(error.what(), operation.line));
   }

@@ -22,6 +22,7 @@ enum Strictness : uint32_t {
   kStrictLoads = 2,   // registers of a tcgen05.ld used before tcgen05.wait::ld
   kStrictEnd = 4,     // a CTA that ends while others still use its shared memory
   kStrictFences = 8,  // tcgen05.fence between accesses of different warps
+  kStrictOverwrites = 16,  // fence.proxy.async between accesses to shared memory and bulk copies that overwrite it
 };
 
 struct MachineOptions {

@@ -42,6 +42,7 @@ void finish(Cluster& cluster, uint32_t address, State s) {
   if (s.pending == 0 && s.bytes == 0) {
     s.phase ^= 1;
     s.pending = s.expected;
+    if (ProxyOrder* proxies = cluster.judge->proxies()) proxies->complete(address);
   }
   store(cluster, address, s);
   cluster.event();
@@ -75,6 +76,7 @@ uint64_t arrive(Cluster& cluster, uint32_t address, uint32_t count, bool drop) {
   const uint64_t before = encode(s);
   if (count > s.pending)
     throw fail("mbarrier 0x%08x: %u arrivals, but only %u of %u are pending in this phase", address, count, s.pending, s.expected);
+  if (ProxyOrder* proxies = cluster.judge->proxies()) proxies->arrive(address);
   s.pending -= count;
   if (drop) s.expected -= count;
   finish(cluster, address, s);
@@ -90,6 +92,7 @@ void expect_tx(Cluster& cluster, uint32_t address, uint32_t bytes) {
 void complete_tx(Cluster& cluster, uint32_t address, uint32_t bytes) {
   cluster.judge->check_init(address);
   State s = load(cluster, address);
+  if (ProxyOrder* proxies = cluster.judge->proxies()) proxies->arrive(address);
   s.bytes -= bytes;
   if (s.bytes < -kMaxTransaction) throw fail("mbarrier 0x%08x: transaction bytes below -%lld", address, static_cast<long long>(kMaxTransaction));
   finish(cluster, address, s);
