@@ -411,10 +411,12 @@ def test_emulated_kernel_from_two_threads(library):
 def test_emulated_kernel_reads_operands_of_every_kind(library):
     arrays, generator = make(1, 64, 2, 2, 64), np.random.default_rng(0)
 
-    def keep(b, h, q, k, flags, table, limit):
-        return flags[b, k] | ((table[q] == table[k]) & (k < limit))
+    def keep(b, h, q, k, flags, table, limit, shifts, periods):
+        near = q + shifts[h] < k * periods[1]  # a place that the program says: a slice
+        return flags[b, k] | ((table[q] == table[k]) & (k < limit)) | near
 
-    operands = (generator.random((1, 64)) > 0.5, generator.integers(0, 3, 64, np.uint8), np.int32(40))
+    operands = (generator.random((1, 64)) > 0.5, generator.integers(0, 3, 64, np.uint8), np.int32(40),
+                np.array([[-3, 120], [5, -100]], np.int8)[:, 0], np.array([0, 1, 2], np.uint16))
     options = {"mask": jax_fa4.MaskFn(keep, tuple(map(jnp.asarray, operands)))}
     assert_same(attend(**options)(*arrays), dense(**options)(*arrays))
 

@@ -89,7 +89,8 @@ class Buffer:
         return math.prod(self.dims(dims)) * itemsize(self.dtype)
 
 
-_ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8, "uint8": 1, "bool": 1}
+_ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+             "uint8": 1, "uint16": 2, "uint32": 4, "bool": 1}
 
 
 def itemsize(dtype: str) -> int:

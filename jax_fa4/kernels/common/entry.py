@@ -18,9 +18,13 @@ DTYPES = {
     "float16": cutlass.Float16,
     "float32": cutlass.Float32,
     "float64": cutlass.Float64,
+    "int8": cutlass.Int8,
+    "int16": cutlass.Int16,
     "int32": cutlass.Int32,
     "int64": cutlass.Int64,
     "uint8": cutlass.Uint8,
+    "uint16": cutlass.Uint16,
+    "uint32": cutlass.Uint32,
     "bool": cutlass.Uint8,  # a byte each, as XLA stores them
 }
 

@@ -9,8 +9,8 @@ from jax_fa4.errors import Unsupported
 PRIMITIVES = frozenset(
     "abs add add_any and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div dynamic_slice eq "
     "erf exp exp2 floor gather ge gt integer_pow le log log1p log2 logistic lt max min mul ne neg not "
-    "one_minus_square or pow rem reshape rsqrt select_n shift_left shift_right_arithmetic sign sin sqrt square "
-    "squeeze stop_gradient sub tanh xor".split()
+    "one_minus_square or pow rem reshape rsqrt select_n shift_left shift_right_arithmetic sign sin slice sqrt "
+    "square squeeze stop_gradient sub tanh xor".split()
 )
 """JAX primitives that `scalar_jaxpr` has a rule for."""
 
@@ -30,7 +30,8 @@ def _check(jaxpr: Any) -> None:
             _check(inner.jaxpr)
         elif name not in PRIMITIVES:
             raise Unsupported(f"kernels cannot compute the primitive {name!r} of a user function: {equation}")
-        if name == "gather" and not _is_element_read(equation):
+        slices = name == "slice" and equation.outvars[0].aval.size != 1
+        if slices or (name == "gather" and not _is_element_read(equation)):
             raise Unsupported(f"kernels read single elements of arrays, not {equation}")
 
 

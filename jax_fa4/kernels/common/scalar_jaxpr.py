@@ -1,7 +1,7 @@
 """Lowers a user's scalar jaxpr to DSL values: a small interpreter, run while the kernel is traced.
 
 Scalars are DSL numbers; arrays that the function reads are global tensors, read by index where the jaxpr reads them
-(`gather` and `dynamic_slice` of single elements). `scalar_check` refuses what is not in the table, by name.
+(`gather`, `slice` and `dynamic_slice` of single elements). `scalar_check` refuses what is not in the table, by name.
 """
 
 from __future__ import annotations
@@ -87,6 +87,13 @@ def _gather(equation: Any, array: Any, index: Any) -> Any:
 
 
 def _dynamic_slice(equation: Any, array: Any, *starts: Any) -> Any:
+    return _element(array, starts, _dtype(equation.outvars[0].aval.dtype))
+
+
+def _slice(equation: Any, array: Any) -> Any:
+    starts = equation.params["start_indices"]
+    if isinstance(array, list):
+        return array[starts[0]]
     return _element(array, starts, _dtype(equation.outvars[0].aval.dtype))
 
 
@@ -178,6 +185,7 @@ _RULES: dict[str, Callable] = {
     "cos": _unary(lambda x: cute.math.cos(x)),
     "div": _divide,
     "dynamic_slice": _dynamic_slice,
+    "slice": _slice,
     "eq": _binary(operator.eq),
     "erf": _unary(lambda x: cute.math.erf(x)),
     "exp": _unary(lambda x: cute.math.exp2(x * (1.0 / _LN_2), fastmath=True)),
