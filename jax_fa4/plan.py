@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from jax_fa4 import masks
 from jax_fa4.errors import Unsupported
-from jax_fa4.kernels.common import scalar_check
+from jax_fa4.kernels.common import abi, scalar_check
+from jax_fa4.scalar import ScalarFunction
 from jax_fa4.scores import ScoreMap, SoftCap
 from jax_fa4.spec import AttentionSpec
 
@@ -118,9 +119,19 @@ def _check(spec: AttentionSpec, pass_: Pass) -> None:
     functions = [p.function for p in spec.mask.parts if isinstance(p, masks.Predicate)] + score_functions
     for function in functions:
         scalar_check.check(function)
-    read = [aval for f in score_functions for aval in f.jaxpr.in_avals[len(f.jaxpr.in_avals) - f.operand_count :]]
-    if pass_ == "backward" and any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in read):
+        for dtype in _operand_dtypes(function):
+            try:
+                abi.itemsize(str(dtype))
+            except ValueError as error:
+                raise Unsupported(f"kernels cannot read an array of a user function: {error}") from error
+    read = [dtype for function in score_functions for dtype in _operand_dtypes(function)]
+    if pass_ == "backward" and any(jnp.issubdtype(dtype, jnp.inexact) for dtype in read):
         raise Unsupported("kernels give no gradients of floating arrays that score functions read")
+
+
+def _operand_dtypes(function: ScalarFunction) -> list[Any]:
+    avals = function.jaxpr.in_avals
+    return [aval.dtype for aval in avals[len(avals) - function.operand_count :]]
 
 
 def make_kernel(spec: AttentionSpec, arch: str, size: SizeClass, pass_: Pass) -> Any:

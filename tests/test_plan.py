@@ -77,6 +77,14 @@ def test_backward_refuses_floating_operands_of_score_functions():
     assert "gradients" in refusal(spec, "sm_90a", ("backward",))
 
 
+@pytest.mark.parametrize("dtype, refused", [("int8", False), ("uint16", False), ("float8_e4m3fn", True)])
+def test_dtypes_of_arrays_that_functions_read(dtype, refused):
+    function, _ = trace("mask", lambda b, h, q, k, x: x[h].astype(float) > 0, (jnp.ones(8, dtype),), None)
+    spec = dataclasses.replace(SPEC, mask=masks.Predicate(function))
+    reason = refusal(spec, "sm_90a")
+    assert f"{dtype!r} has no place in a kernel's buffers" in reason if refused else reason is None
+
+
 def test_unknown_architecture():
     with pytest.raises(Unsupported, match=r"sm_80.*sm_90a"):
         choose_plan(SPEC, "sm_80", SizeClass.MANY_TILES, "forward")
