@@ -6,7 +6,8 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, pipeline
+from cutlass import Boolean, Int32, pipeline
+from cutlass._mlir.dialects import nvvm
 
 WARPGROUP_THREADS = 128
 
@@ -21,57 +22,6 @@ def tma_load_pipeline(barriers: cute.Pointer, stages: int, stage_bytes: int, con
         tx_count=stage_bytes,
         defer_sync=True,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class RowRing:
-    """A ring of buffers filled by TMA, that threads also read with ordinary loads, and give back at named barriers.
-
-    Each buffer has a barrier, `first_barrier` and those after it, where all threads of the `consumer_warps` arrive and
-    the producer warp waits: each thread that has read speaks for itself, in one instruction of its warp. (At an
-    mbarrier 32 arrivals take 32 turns in shared memory, or one lane speaks for all.)
-    """
-
-    full: pipeline.PipelineTmaAsync
-    stages: int
-    first_barrier: int
-    consumer_warps: int
-
-    @classmethod
-    def make(cls, barriers: cute.Pointer, stages: int, stage_bytes: int, consumer_warps: int, first_barrier: int):
-        full = tma_load_pipeline(barriers, stages, stage_bytes, consumer_warps)
-        return cls(full, stages, first_barrier, consumer_warps)
-
-    @property
-    def _threads(self) -> int:
-        return 32 * (self.consumer_warps + 1)
-
-    def consumer_wait(self, state: pipeline.PipelineState) -> None:
-        self.full.consumer_wait(state)
-
-    def consumer_release(self, state: pipeline.PipelineState) -> None:
-        """Called by all threads of the consumer warps."""
-        cute.arch.barrier_arrive(barrier_id=self.first_barrier + state.index, number_of_threads=self._threads)
-
-    @cute.jit
-    def producer_acquire(self, number: Int32):
-        """Waits for the buffer that is to be filled as the `number`th; called by the whole producer warp."""
-        if number >= self.stages:
-            self._wait(number % self.stages)
-
-    def expect_copies(self, state: pipeline.PipelineState) -> cute.Pointer:
-        """The mbarrier to be told of what is copied into an acquired buffer, which then is full."""
-        self.full.sync_object_full.arrive(state.index, self.full.producer_mask)
-        return self.full.producer_get_barrier(state)
-
-    def _wait(self, stage) -> None:
-        cute.arch.barrier(barrier_id=self.first_barrier + stage, number_of_threads=self._threads)
-
-    @cute.jit
-    def producer_tail(self, number: Int32):
-        """Waits until all of `number` fillings are given back, so that no barrier is left half arrived at."""
-        for i in cutlass.range(cutlass.max(number - self.stages, 0), number, unroll=1):
-            self._wait(i % self.stages)
 
 
 def thread_pipeline(barriers: cute.Pointer, stages: int, producers: int, consumers: int):
@@ -115,18 +65,24 @@ def _position(number: Int32, stages: int) -> tuple[Int32, Int32]:
 
 @cute.jit
 def release(ring, state):
-    """Tells the producer that this warp has no more use for a buffer; what its other lanes have read is read."""
+    """Tells the producer that this warp has no more use for a buffer; what its other lanes have read is read.
+
+    By a predicate: a branch between products moves instructions across them.
+    """
     cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        ring.sync_object_empty.arrive(state.index, ring.consumer_mask)
+    _arrive_if(Boolean(nvvm.elect_sync()), ring, state)
 
 
 def release_if(condition, ring, state) -> None:
     """Like a consumer warp's release of a buffer, if `condition` (the same in the whole warp) holds; has no branch."""
+    _arrive_if(condition & (cute.arch.lane_idx() == 0), ring, state)
+
+
+def _arrive_if(condition, ring, state) -> None:
     cute.arch.inline_ptx(
         "mbarrier.arrive.shared::cta.b64 _, [{$r0}];",
         read_only_args=[Int32(ring.sync_object_empty.get_barrier(state.index).toint())],
-        predicate=condition & (cute.arch.lane_idx() == 0),
+        predicate=condition,
     )
 
 

@@ -32,14 +32,13 @@ from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common import backward, key_tiles, softmax
-from jax_fa4.kernels.common.pipelines import buffer
+from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd import epilogue, keys, load
 from jax_fa4.kernels.sm90.bwd.fragments import (
     Consumer,
     Statistics,
     begin,
     clear,
-    end,
     release_k,
     release_v,
     scores_fragment,
@@ -81,8 +80,8 @@ def run(kernel, products, shared, pipes, g, dims, key_schedule):
                 if idle.last:
                     idle_step(work, steps_done + count - 1, False, True)
             if cutlass.const_expr(not kernel.plan.carries_dq):
+                release_v(consumer, tiles_done)
                 last_dq(consumer, steps_done + count - 1, tiles_done)
-                end(consumer, tiles_done)
             tiles_done += 1
             steps_done += count
             fresh = Boolean(False)
@@ -179,10 +178,10 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
         dq = dq_of_step_before(work, number, carried)
     cute.arch.fence_view_async_shared()  # LSE and delta are read: copies, which are asynchronous, may replace them
     warpgroup.wait_group(2 if makes_dq else 1)
-    pipes.do.consumer_release(do)
+    release(pipes.do, do)
     warpgroup.wait_group(1 if makes_dq else 0)
     if cutlass.const_expr(not dq_first):
-        pipes.q.consumer_release(q)
+        release(pipes.q, q)
         warpgroup.wait_group(0)
     if cutlass.const_expr(makes_dq):
         epilogue.stage_dq(consumer, dq)
@@ -192,7 +191,7 @@ def step(work, place, number, first: cutlass.Constexpr[bool], last):
     commit(pipes.ds, ds_buffer)  # also: this warp's dQ of the step before is done
     if cutlass.const_expr(dq_first):
         warpgroup.wait_group(0)
-        pipes.q.consumer_release(q)
+        release(pipes.q, q)
     if cutlass.const_expr(carried):
         if not work.fresh:
             release_k(consumer, work.number - 1)
@@ -261,8 +260,8 @@ def idle_step(work, number, first: cutlass.Constexpr[bool], last):
         epilogue.hand_over_dq(consumer)
     commit(pipes.ds, ds_buffer)
     for ring in (pipes.q, pipes.do):
-        ring.consumer_wait(buffer(number, ring.stages))
-        ring.consumer_release(buffer(number, ring.stages))
+        ring.consumer_wait(buffer(number, ring.num_stages))
+        release(ring, buffer(number, ring.num_stages))
     if cutlass.const_expr(carried):
         if not work.fresh:
             release_k(consumer, work.number - 1)
@@ -278,10 +277,9 @@ def carries(work) -> Int32:
 
 @cute.jit
 def flush(consumer, steps_done, tiles_done, fresh):
-    """Makes the dQ that is carried, if one is, and gives its K back."""
+    """Makes the dQ that is carried, if one is."""
     if not fresh:
         last_dq(consumer, steps_done - 1, tiles_done - 1)
-        release_k(consumer, tiles_done - 1)
 
 
 def no_ds(consumer) -> None:
@@ -334,11 +332,12 @@ def dq_of_step_before(work, number: Int32, carried: bool) -> cute.Tensor:
 
 
 def last_dq(consumer, number: Int32, tile: Int32) -> None:
-    """dQ of a tile's last step, on its own."""
+    """dQ of a tile's last step, on its own, the last for which its K is needed."""
     state = ds_of(consumer.plan, number)
     consumer.pipes.ds.consumer_wait(state)
     dq = issue_dq(consumer, state, tile)
     warpgroup.wait_group(0)
+    release_k(consumer, tile)
     epilogue.stage_dq(consumer, dq)
     cute.arch.fence_view_async_shared()
     epilogue.hand_over_dq(consumer)

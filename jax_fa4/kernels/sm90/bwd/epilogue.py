@@ -20,8 +20,7 @@ def stage_dq(consumer, dq: cute.Tensor):
     """Writes this warpgroup's part of (a slice of) dQ to shared memory, in register order (`finish` undoes it)."""
     group = consumer.warpgroup
     cute.arch.barrier(barrier_id=Barrier.DQ_EMPTY + group, number_of_threads=WARPGROUP_AND_WARP)
-    thread = thread_in_warpgroup() if consumer.plan.spares_registers else consumer.thread % 128
-    target = consumer.shared.dq[None, thread, None, group]
+    target = consumer.shared.dq[None, thread_in_warpgroup(), None, group]
     cute.autovec_copy(cute.make_tensor(dq.iterator, cute.make_layout(target.shape)), target)
 
 

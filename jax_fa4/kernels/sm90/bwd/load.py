@@ -9,8 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
+from cutlass.pipeline import PipelineTmaAsync
 
-from jax_fa4.kernels.common import copies, dq_order, dq_zeros, key_tiles, pipelines
+from jax_fa4.kernels.common import copies, dq_order, dq_zeros, key_tiles
 from jax_fa4.kernels.common.pipelines import free_buffer
 from jax_fa4.kernels.sm90.bwd import keys
 
@@ -27,7 +28,7 @@ class RowSource:
     statistic: cute.Tensor
     shared_matrix: cute.Tensor
     shared_statistic: cute.Tensor
-    ring: pipelines.RowRing
+    ring: PipelineTmaAsync
     places: cute.Tensor | None = None
 
 
@@ -35,13 +36,14 @@ class RowSource:
 def _load_rows(source, number: Int32, place, batch: Int32, turn=None):
     """Fills the ring's `number`th buffer with one block of rows."""
     rows, columns = (cute.size(mode) for mode in source.shared_matrix.shape[:2])
-    state = free_buffer(number, source.ring.stages)
+    state = free_buffer(number, source.ring.num_stages)
     tile = cute.local_tile(source.matrix[None, None, place.head, batch], (rows, columns), (place.block, 0))
     shared, tile = copies.tma_partition(source.atom, source.shared_matrix, tile)
-    source.ring.producer_acquire(number)
+    source.ring.sync_object_empty.wait(state.index, state.phase)
     if cutlass.const_expr(source.places is not None):
         tell(source, state, place, turn)
-    barrier = source.ring.expect_copies(state)
+    source.ring.sync_object_full.arrive(state.index, source.ring.producer_mask)
+    barrier = source.ring.producer_get_barrier(state)
     cute.copy(source.atom, tile, shared[None, state.index], tma_bar_ptr=barrier)
     statistic = cute.local_tile(source.statistic[None, place.head, batch], (rows,), (place.block,))
     bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
@@ -91,24 +93,46 @@ def told_turn(consumer, state) -> Int32:
     return consumer.shared.places[2, state.index]
 
 
-def _load_keys(atom, matrix, shared, ring, tile: key_tiles.KeyTile, number: Int32) -> None:
-    """K or V of a key tile, as the `number`th that this block loads."""
-    rows, columns = (cute.size(mode) for mode in shared.shape[:2])
-    source = cute.local_tile(matrix[None, None, tile.head, tile.batch], (rows, columns), (tile.block, 0))
-    target, source = copies.tma_partition(atom, shared, source)
-    state = free_buffer(number, ring.num_stages)
-    ring.producer_acquire(state)
-    if ring.num_stages > 1:
-        target = target[None, state.index]
-    cute.copy(atom, source, target, tma_bar_ptr=ring.producer_get_barrier(state))
+@dataclasses.dataclass(frozen=True)
+class KeySource:
+    """K or V of key tiles, loaded by TMA: `matrix` is (T, columns, K, B)."""
+
+    atom: cute.CopyAtom
+    matrix: cute.Tensor
+    shared: cute.Tensor
+    ring: PipelineTmaAsync
+
+    def prefetch(self, tile: key_tiles.KeyTile) -> None:
+        """Brings a tile into the L2 cache, from where it will be loaded once its buffer is free."""
+        cute.prefetch(self.atom, self._partition(tile)[1])
+
+    def load(self, tile: key_tiles.KeyTile, number: Int32) -> None:
+        """A tile, as the `number`th that this block loads."""
+        target, source = self._partition(tile)
+        state = free_buffer(number, self.ring.num_stages)
+        self.ring.producer_acquire(state)
+        if self.ring.num_stages > 1:
+            target = target[None, state.index]
+        cute.copy(self.atom, source, target, tma_bar_ptr=self.ring.producer_get_barrier(state))
+
+    def _partition(self, tile: key_tiles.KeyTile):
+        rows, columns = (cute.size(mode) for mode in self.shared.shape[:2])
+        source = cute.local_tile(self.matrix[None, None, tile.head, tile.batch], (rows, columns), (tile.block, 0))
+        return copies.tma_partition(self.atom, self.shared, source)
 
 
 @cute.jit
 def run(kernel, loads, shared, pipes, g, dims, key_schedule):
     """All tiles of this block. The next tile's loads start while the consumers finish this one."""
     plan = kernel.plan
-    q = RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, shared.places)
-    do = RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do)
+    rows = {
+        "q": RowSource(loads.q_atom, loads.q, loads.lse, shared.q, shared.lse, pipes.q, shared.places),
+        "do": RowSource(loads.do_atom, loads.do, loads.delta, shared.do, shared.delta, pipes.do),
+    }
+    matrices = {
+        "k": KeySource(loads.k_atom, loads.k, shared.k, pipes.k),
+        "v": KeySource(loads.v_atom, loads.v, shared.v, pipes.v),
+    }
     number, turn, tiles_done, steps_done = cute.arch.block_idx()[0], Int32(0), Int32(0), Int32(0)
     while number < key_schedule.count:
         tile = key_schedule.tile(number)
@@ -118,23 +142,26 @@ def run(kernel, loads, shared, pipes, g, dims, key_schedule):
         if count > 0:
             place = key_tiles.first(steps, tile.head * heads, heads)
             of_keys = dataclasses.replace(tile, head=keys.kv_head(kernel, tile))
-            _load_keys(loads.k_atom, loads.k, shared.k, pipes.k, of_keys, tiles_done)
+            if cutlass.const_expr(not plan.wide):
+                for name in ("k", "v"):
+                    matrices[name].prefetch(of_keys)
             turns = Turns(kernel, dq_order.Order(kernel, g, steps, tile, key_schedule.blocks))
             search, others = turns.first(place)
-            _load_rows(q, steps_done, place, tile.batch, others)
-            _load_keys(loads.v_atom, loads.v, shared.v, pipes.v, of_keys, tiles_done)
-            if cutlass.const_expr(plan.wide and plan.zeroes_ahead):
-                dq_zeros.wait(g, key_schedule, tile)  # for the consumers, who have no time for it
-            _load_rows(do, steps_done, place, tile.batch)
+            for name in plan.load_order:
+                if cutlass.const_expr(name == "zeros"):
+                    dq_zeros.wait(g, key_schedule, tile)  # for the consumers, who have no time for it
+                elif cutlass.const_expr(name in matrices):
+                    matrices[name].load(of_keys, tiles_done)
+                else:
+                    _load_rows(rows[name], steps_done, place, tile.batch, others)
             for step in cutlass.range(1, count, unroll=1):
                 place = key_tiles.following(steps, place)
                 search, others = turns.following(place, search)
-                _load_rows(q, steps_done + step, place, tile.batch, others)
-                _load_rows(do, steps_done + step, place, tile.batch)
+                for name in plan.load_order:
+                    if cutlass.const_expr(name in rows):
+                        _load_rows(rows[name], steps_done + step, place, tile.batch, others)
             tiles_done += 1
             steps_done += count
         # Drawn as late as the loads allow, so that a block in a long tile does not hold back a number.
         number = key_tiles.draw(pipes, shared, g.tile_counter, turn)
         turn += 1
-    for ring in (pipes.q, pipes.do):
-        ring.producer_tail(steps_done)

@@ -15,14 +15,12 @@ from jax_fa4.kernels.common.key_tiles import NUMBER_STAGES
 
 
 class Barrier(enum.IntEnum):
-    """Named barriers; of each kind as many ids as there are warpgroups (two) or buffers (at most three)."""
+    """Named barriers; of each kind one for either consumer warpgroup."""
 
     DQ_ADDED = 1  # per consumer warpgroup of a deterministic wide plan: its warps have added a block's dQ
     DQ_FULL = 3  # per consumer warpgroup: consumer -> store warp
     DQ_EMPTY = 5  # per consumer warpgroup: store warp -> consumer
     TURN = 7  # per consumer warpgroup: to it from the one after it
-    Q_EMPTY = 9  # per buffer of Q: consumers -> load warp
-    DO_EMPTY = 12  # per buffer of dO: likewise
 
 
 WARPGROUP_AND_WARP = 128 + 32
@@ -39,8 +37,8 @@ class Pipes:
     `numbers` hands tile numbers from the producer warp to all others.
     """
 
-    q: pipelines.RowRing
-    do: pipelines.RowRing
+    q: PipelineTmaAsync
+    do: PipelineTmaAsync
     k: PipelineTmaAsync
     v: PipelineTmaAsync
     ds: PipelineAsync
@@ -62,8 +60,8 @@ class Pipes:
             here, barriers = barriers, barriers + 2 * stages
             return here
 
-        def rows(stages, stage_bytes, first_barrier):
-            return pipelines.RowRing.make(room(stages), stages, stage_bytes, warps, first_barrier)
+        def rows(stages, stage_bytes):
+            return pipelines.tma_load_pipeline(room(stages), stages, stage_bytes, warps)
 
         def keys(stages, columns):
             return pipelines.tma_load_pipeline(room(stages), stages, 2 * p.block_k * columns, warps)
@@ -72,8 +70,8 @@ class Pipes:
             return pipelines.thread_pipeline(room(stages), stages, writers, readers)
 
         return cls(
-            q=rows(p.q_stages, p.q_stage_bytes, Barrier.Q_EMPTY),
-            do=rows(p.do_stages, p.do_stage_bytes, Barrier.DO_EMPTY),
+            q=rows(p.q_stages, p.q_stage_bytes),
+            do=rows(p.do_stages, p.do_stage_bytes),
             k=keys(p.k_stages, p.dq_columns), v=keys(1, p.tile_e),
             ds=words(p.ds_stages, fillers), p=words(p.ds_stages, fillers) if p.wide else None,
             numbers=words(NUMBER_STAGES, 1, readers),

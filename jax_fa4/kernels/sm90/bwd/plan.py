@@ -103,8 +103,8 @@ class BackwardPlan:
     def __post_init__(self) -> None:
         if self.shared_bytes > SHARED_BYTES:
             raise ValueError(f"{self} needs {self.shared_bytes} bytes of shared memory, allowed are {SHARED_BYTES}")
-        if self.consumers > 2 or max(self.q_stages, self.do_stages) > 3:
-            raise ValueError(f"{self}: named barriers suffice for 2 consumer warpgroups and 3 buffers of Q and of dO")
+        if self.consumers > 2:
+            raise ValueError(f"{self}: named barriers suffice for 2 consumer warpgroups")
 
     @property
     def wide(self) -> bool:
@@ -162,6 +162,17 @@ class BackwardPlan:
     def rounds_behind(self) -> bool:
         """Whether spare warps round dQ (see `rounding`), and a kernel afterwards only what they leave."""
         return self.carries_dq
+
+    @property
+    def load_order(self) -> tuple[str, ...]:
+        """In what order the loading warp loads K, V and the first Q and dO of a tile, and Q and dO of each later step.
+
+        In a narrow plan in that in which their buffers are given back, so that none waits for another's. In a wide one,
+        where that warp also sees to it that the sums of dQ are zeroed before they are added to, Q comes before dO.
+        """
+        if self.wide:
+            return ("k", "q", "v", "zeros", "do") if self.zeroes_ahead else ("k", "q", "v", "do")
+        return ("k", "do", "q", "v") if self.carries_dq else ("do", "q", "v", "k")
 
     @property
     def threads(self) -> int:

@@ -33,7 +33,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from jax_fa4.kernels.common import backward, copies, dq_order, key_tiles, softmax
-from jax_fa4.kernels.common.pipelines import buffer
+from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd import epilogue, keys, load
 from jax_fa4.kernels.sm90.bwd.fragments import begin, end
 from jax_fa4.kernels.sm90.bwd.layouts import as_left_operand, multiply
@@ -226,8 +226,8 @@ def finish_step(work, place, own, ds: cute.Tensor) -> None:
             add_dq(work, place.block, place.head, dq, i)
         if i == 0:
             warpgroup.wait_group(running - behind)
-            consumer.pipes.do.consumer_release(own.do)
-            consumer.pipes.q.consumer_release(own.q)
+            release(consumer.pipes.do, own.do)
+            release(consumer.pipes.q, own.q)
         dq, behind = following, 0
     pass_turn(work, place)
 
@@ -238,8 +238,8 @@ def finish_other(consumer, other) -> None:
     In this order the other's next dO also tells it that its buffer of dS is free.
     """
     warpgroup.wait_group(0)
-    consumer.pipes.do.consumer_release(other.do)
-    consumer.pipes.q.consumer_release(other.q)
+    release(consumer.pipes.do, other.do)
+    release(consumer.pipes.q, other.q)
 
 
 def dp_fragment(consumer) -> cute.Tensor:
