@@ -9,7 +9,7 @@ import pytest
 from kernels.sm90_cases import ARCH, CASES, FAST, backward_inputs, kernel_of, run, slow_unless
 
 import jax_fa4
-from jax_fa4 import accuracy, cases, compile, errors, masks, plan, reference, sass
+from jax_fa4 import accuracy, cases, compile, errors, plan, reference, sass
 from jax_fa4.kernels.sm90.bwd.plan import SHARED_BYTES, backward_plan
 from jax_fa4.spec import Arguments, AttentionSpec, make_spec
 
@@ -106,7 +106,7 @@ def test_sums_of_later_sections_are_zeroed_in_time(name, head_dim, deterministic
     plan = backward_plan(spec)
     from jax_fa4.kernels.sm90.bwd.kernel import Backward  # needs the compiler, which a GPU machine may lack
 
-    kernel = Backward(spec, dataclasses.replace(plan.short or plan, l2_bytes=1))
+    kernel = Backward(spec, dataclasses.replace(plan, l2_bytes=1))
     artifact = compile.compile_kernel(kernel, ARCH)
     for seed, sm_count in ((0, 1), (1, 3), (2, 2), (3, 5)):
         cotangents, gradients = emulated(artifact, case, spec, operands, seed, sm_count, strict=True)
@@ -174,8 +174,7 @@ def test_dq_carried_past_tiles_without_steps_on_the_software_gpu(name, lengths, 
     case = CASES[name].resized(S=S, T=T, D=head_dim, E=head_dim)
     for sm_count, deterministic in ((1, False), (3, True)):
         spec, operands, cotangents, gradients = emulate(case, 6, sm_count, deterministic=deterministic)
-        plan = backward_plan(spec)
-        assert (plan.short or plan).carries_dq
+        assert backward_plan(spec).carries_dq
         assert too_large(gradients, spec, operands, cotangents) == []
 
 
@@ -196,21 +195,8 @@ def test_warpgroups_skip_blocks_that_see_none_of_their_keys(name, lengths, deter
     S, T = lengths
     case = CASES[name].resized(S=S, T=T, D=128, E=128)
     spec, operands, cotangents, gradients = emulate(case, 7, sm_count=2, deterministic=deterministic)
-    plan = backward_plan(spec)
-    assert (plan.short or plan).skips_blocks
+    assert backward_plan(spec).skips_blocks
     assert too_large(gradients, spec, operands, cotangents) == []
-
-
-def test_short_tiles_carry_dq():
-    def plan_of(mask, head_dim=128):
-        return backward_plan(AttentionSpec("bfloat16", head_dim, head_dim, mask=masks.canonical(mask)))
-
-    assert plan_of(masks.Full(), 64).carries_dq
-    assert plan_of(masks.Causal() & masks.Window(1023, None)).carries_dq
-    for mask, rows in ((masks.Full(), 2048), (masks.Causal(), 4096), (masks.Window(4000, 0), 2048)):
-        chosen = plan_of(mask)
-        assert (chosen.block_q, chosen.carries_dq, chosen.short_rows) == (80, False, rows)
-        assert (chosen.short.block_q, chosen.short.carries_dq) == (64, True)
 
 
 @pytest.mark.slow
@@ -219,8 +205,8 @@ def test_short_tiles_carry_dq():
     "name, lengths",
     [("full", (2100, 140)), ("causal", (4200, 140)), ("mqa", (4200, 140)), ("window", (300, 700))],
 )
-def test_blocks_of_80_queries_on_the_software_gpu(name, lengths, deterministic, software_gpu):
-    """D = 128: dQ is made transposed, in sequences too long for the short plan; and a narrow window (64 queries)."""
+def test_long_sequences_on_the_software_gpu(name, lengths, deterministic, software_gpu):
+    """D = 128, many steps a tile; and a narrow window."""
     S, T = lengths
     case = CASES[name].resized(S=S, T=T, D=128, E=128)
     spec, operands, cotangents, gradients = emulate(case, 4, deterministic=deterministic)

@@ -117,7 +117,7 @@ def cut_up(case, **changes):
     spec, operands = make_spec(Arguments(**case.make(seed=7)))
     spec = dataclasses.replace(spec, **changes)
     plan, free = backward_plan(spec), {"piece_costs": PieceCosts(tile=0, sums=0, slabs=1000, long=0)}
-    plan = dataclasses.replace(plan, short=plan.short and dataclasses.replace(plan.short, **free), **free)
+    plan = dataclasses.replace(plan, **free)
     cotangents, given = backward_inputs(spec, operands, 7)
     return spec, operands, given, cotangents, compile.compile_kernel(Backward(spec, plan), ARCH)
 

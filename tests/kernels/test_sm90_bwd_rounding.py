@@ -24,8 +24,6 @@ class Problem:
         spec, self.operands = make_spec(Arguments(**self.case.make(7)))
         self.spec = dataclasses.replace(spec, **changes)
         plan = dataclasses.replace(backward_plan(self.spec), l2_bytes=1, rounded_rows=rounded_rows)
-        if plan.short:
-            plan = dataclasses.replace(plan, short=dataclasses.replace(plan.short, l2_bytes=1))
         self.artifact = compile.compile_kernel(Backward(self.spec, plan), ARCH)
         self.cotangents, self.given = backward_inputs(self.spec, self.operands, 7)
 

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from jax_fa4.kernels.common import abi, copies, dq_zeros, entry, key_tiles, last_wave, segments, softmax
-from jax_fa4.kernels.common.by_length import launch_by_length
+from jax_fa4.kernels.common import abi, copies, dq_zeros, key_tiles, last_wave, segments, softmax
 from jax_fa4.kernels.common.entry import DTYPES
 from jax_fa4.kernels.common.prepare import THREADS as PREPARE_THREADS
 from jax_fa4.kernels.common.prepare import prepare
@@ -57,26 +55,18 @@ class Backward:
     def __init__(self, spec, plan: BackwardPlan):
         self.spec = spec
         self.plan = plan
-        self.short = Backward(spec, plan.short) if plan.short else None
         self.dtype = DTYPES[spec.dtype]
-        self.scratch = _scratch(spec, plan, plan.block_q, plan.block_q)
-        sizes = sorted((plan.block_q, (plan.short or plan).block_q))
-        self.buffers = abi.backward_buffers(spec) + _scratch(spec, plan, *sizes)
+        self.buffers = abi.backward_buffers(spec) + _scratch(spec, plan)
         # With score mods the scale is applied to every score before them, and only log2(e) remains in the exponent.
         self.scale_log2 = softmax.LOG2_E * (1.0 if spec.score_mods else spec.scale)
 
     @cute.jit
     def __call__(self, g, dims, stream):
-        if cutlass.const_expr(self.short is None):
-            self.launch(g, dims, stream)
-        else:
-            launch_by_length(self, g, dims, stream)
+        self.launch(g, dims, stream)
 
-    def launch(self, given, dims, stream) -> None:
-        """Launches the kernels on tensors `given` (see `kernels.common.entry`), of which scratch may be too large."""
+    def launch(self, g, dims, stream) -> None:
+        """Launches the kernels."""
         plan, spec = self.plan, self.spec
-        own = {b.name: entry.tensor(getattr(given, b.name).iterator, b, dims) for b in self.scratch}
-        g = SimpleNamespace(**(vars(given) | own))
         row_blocks = (dims.S + (plan.block_q - 1)) // plan.block_q
         products = Products.make(self.dtype, plan)
         key_schedule = key_tiles.key_schedule(plan, spec, dims, keys.tile_heads(plan, dims))
@@ -154,25 +144,24 @@ class Backward:
             role.run(self, products, shared, pipes, g, dims, key_schedule)
 
 
-def _scratch(spec, plan: BackwardPlan, fewest: int, most: int) -> tuple[abi.Buffer, ...]:
-    """Scratch for blocks of query rows that number as blocks of `fewest` rows do, and hold `most`."""
-    blocks = ("ceil", "S", fewest)
-    rows = ("mul", blocks, most)
+def _scratch(spec, plan: BackwardPlan) -> tuple[abi.Buffer, ...]:
+    blocks = ("ceil", "S", plan.block_q)
+    rows = ("mul", blocks, plan.block_q)
     buffers = (
-        abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, most * plan.dq_columns)),
+        abi.scratch("dq_accumulator", "float32", ("B", "H", blocks, plan.dq_floats)),
         abi.scratch("lse_log2", "float32", ("B", "H", rows)),
         abi.scratch("delta_rows", "float32", ("B", "H", rows)),
         abi.scratch("tile_counter", "int32", (1,)),
     )
     buffers += dq_zeros.scratch()
-    if (plan.short or plan).rounds_behind:
+    if plan.rounds_behind:
         buffers += rounding.scratch()
     if plan.tile_heads < spec.group:
         buffers += keys.scratch(spec)
     elif plan.piece_costs:
         buffers += pieces.scratch(spec, plan)
     if segments.in_mask(spec.mask):
-        buffers += segments.scratch(fewest, plan.block_k)
+        buffers += segments.scratch(plan.block_q, plan.block_k)
     if spec.deterministic:
         buffers += (abi.scratch("dq_counter", "int32", ("B", "H", blocks)),)
     return buffers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from jax_fa4 import masks
 from jax_fa4.kernels.common.planning import STATISTIC_BYTES, PieceCosts, check_slopes, pad_head_dim
-from jax_fa4.kernels.sm90.plans import is_causal, is_simple
+from jax_fa4.kernels.sm90.plans import is_simple
 from jax_fa4.scores import SoftCap
 from jax_fa4.spec import AttentionSpec
 
@@ -15,7 +15,7 @@ SHARED_BYTES = 227 * 1024
 """Shared memory that one block may have on sm_90."""
 
 SHORT_ROWS = 2048
-"""Blocks of 64 query rows with dQ carried on are faster than of 80 where tiles have, on average, up to so many rows."""
+"""Of the queries that see a key: under a window of up to so many, spare warps round dQ in sequences of any length."""
 
 ALIGNMENT_BYTES = 1024
 """Swizzled tiles begin at multiples of this."""
@@ -62,8 +62,6 @@ class BackwardPlan:
         registers each.
       ds_stages: buffers of dS (and of P, in a wide plan, which needs two); with two instead of three, warpgroups keep
         closer step.
-      short: the plan for up to `short_rows` query rows, where tiles are short, and wide blocks of queries cross the
-        diagonal more often; both are in one artifact, and the host function picks by the length.
       tile_heads: query heads of a KV head that a tile has: all, and dK and dV are summed in its registers; or one, for
         more tiles and of less unequal length, and they are summed in global memory (see `keys`).
       pairs_heads: whether a tile has two of them instead of one where tiles are many, and two heads small enough.
@@ -94,8 +92,6 @@ class BackwardPlan:
     dp_after_p: bool = False
     rounded_rows: int | None = 8192
     l2_bytes: int = 32 << 20
-    short: BackwardPlan | None = None
-    short_rows: int = 0
 
     consumer_registers: int = 240
     producer_registers: int = 24
@@ -156,7 +152,7 @@ class BackwardPlan:
     @property
     def zeroes_ahead(self) -> bool:
         """Whether a spare warp zeroes sums of dQ (see `dq_zeros`) instead of a kernel beforehand."""
-        return self.wide or self.carries_dq  # with 80 query rows it does not pay
+        return self.wide or self.carries_dq
 
     @property
     def rounds_behind(self) -> bool:
@@ -351,11 +347,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         if spec.head_dim <= 96:
             small = spec.value_head_dim <= 96
             return plan(96 if small else 80, 128, tile_d=96, tile_e=96 if small else tile_e, ds_stages=2)
-        short = plan(64, 128, ds_stages=2, k_stages=2, v_slices=4, early_groups=2, l2_bytes=16 << 20)
-        if _window_rows(spec.mask) <= SHORT_ROWS:
-            return short
-        rows, early = (2 * SHORT_ROWS, 2) if is_causal(spec.mask) else (SHORT_ROWS, 0)
-        return plan(80, 128, ds_stages=2, early_groups=early, short=short, short_rows=rows)
+        return plan(64, 128, ds_stages=2, k_stages=2, v_slices=4, early_groups=2, l2_bytes=16 << 20)
     if tile_d + tile_e <= 320:
         wide = plan(64, 96, ds_stages=2, l2_bytes=16 << 20, piece_costs=None)  # 1 to 2 % slower with code to cut tiles
     else:
