@@ -347,7 +347,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
         if spec.head_dim <= 96:
             small = spec.value_head_dim <= 96
             return plan(96 if small else 80, 128, tile_d=96, tile_e=96 if small else tile_e, ds_stages=2)
-        return plan(64, 128, ds_stages=2, k_stages=2, v_slices=4, early_groups=2, l2_bytes=16 << 20)
+        return plan(64, 128, ds_stages=2, k_stages=2, v_slices=5, early_groups=2, l2_bytes=16 << 20)
     if tile_d + tile_e <= 320:
         wide = plan(64, 96, ds_stages=2, l2_bytes=16 << 20, piece_costs=None)  # 1 to 2 % slower with code to cut tiles
     else:
