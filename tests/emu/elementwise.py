@@ -208,6 +208,15 @@ def floating(text: str, function: Callable, compare: str = "float") -> Form:
     return Form(text, expected, compare)
 
 
+COMPARISONS = {
+    "eq": lambda a, b: a == b, "ne": lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b),
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+    "equ": lambda a, b: ~((a < b) | (a > b)), "neu": lambda a, b: a != b, "ltu": lambda a, b: ~(a >= b),
+    "leu": lambda a, b: ~(a > b), "gtu": lambda a, b: ~(a <= b), "geu": lambda a, b: ~(a < b),
+    "num": lambda a, b: ~np.isnan(a) & ~np.isnan(b), "nan": lambda a, b: np.isnan(a) | np.isnan(b),
+}  # fmt: skip
+
+
 FLOAT = [
     floating("add.f32 d, a, b", lambda a, b, c: a + b), floating("add.rn.f32 d, a, b", lambda a, b, c: a + b),
     floating("sub.f32 d, a, b", lambda a, b, c: a - b), floating("mul.f32 d, a, b", lambda a, b, c: a * b),
@@ -230,12 +239,7 @@ FLOAT = [
     Form("selp.f32 d, a, b, q", lambda v: np.where(s32(v["a"]) < s32(v["b"]), v["a"], v["b"]).astype(np.uint64)),
     floating("mov.f32 d, 0f3FC00000", lambda a, b, c: np.full_like(a, 1.5)),
     *[Form(f"setp.{name}.f32 p, a, b", (lambda f: lambda v: f(f32(v["a"]), f32(v["b"])).astype(np.uint64))(function))
-      for name, function in {
-          "eq": lambda a, b: a == b, "ne": lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b),
-          "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-          "equ": lambda a, b: ~((a < b) | (a > b)), "neu": lambda a, b: a != b, "ltu": lambda a, b: ~(a >= b),
-          "leu": lambda a, b: ~(a > b), "gtu": lambda a, b: ~(a <= b), "geu": lambda a, b: ~(a < b),
-          "num": lambda a, b: ~np.isnan(a) & ~np.isnan(b), "nan": lambda a, b: np.isnan(a) | np.isnan(b)}.items()],
+      for name, function in COMPARISONS.items()],
 ]
 
 
@@ -301,6 +305,28 @@ CONVERT = [
 ]
 
 
+# What users' functions need besides; not in the recording of an H200.
+def halves(name: str, dtype: str, to: Callable) -> Form:
+    convert = f"cvt.rn.{dtype}.f32"
+    text = f"{{ .reg .b16 u, v; {convert} u, a; {convert} v, b; setp.{name}.{dtype} p, u, v; }}"
+    return Form(text, lambda v: COMPARISONS[name](to(f32(v["a"])), to(f32(v["b"]))).astype(np.uint64))
+
+
+def through_bf16(values: np.ndarray) -> np.ndarray:
+    return bf16_value(bf16_bits(values).astype(np.uint16))
+
+
+def through_f16(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
+MORE = [
+    Form("copysign.f32 d, a, b", lambda v: np.copysign(f32(v["b"]), f32(v["a"])).view(np.uint32).astype(np.uint64)),
+    *[halves(name, *how) for name in COMPARISONS for how in (("bf16", through_bf16), ("f16", through_f16))],
+]
+
+
 # sm_100: two float32 in a 64-bit register, and mixed-precision fused multiply-add.
 def pairs(text: str, function: Callable) -> Form:
     def expected(v):
@@ -332,7 +358,7 @@ class Family:
 
 FAMILIES = {
     "integer": Family(INTEGER, "integer"), "float": Family(FLOAT, "float"), "approximate": Family(APPROXIMATE, "float"),
-    "convert": Family(CONVERT, "float"), "pairs": Family(PAIRS, "pairs", "sm_100a"),
+    "convert": Family(CONVERT, "float"), "more": Family(MORE, "float"), "pairs": Family(PAIRS, "pairs", "sm_100a"),
 }
 
 

@@ -333,11 +333,20 @@ void decode_rcp(Builder& b) {
     }
   decode_function<reciprocal<false>, reciprocal<true>>(b);
 }
+template <class T>
+constexpr auto copy_sign = [](T a, T b) -> T { return b ^ ((a ^ b) & T{1} << (8 * sizeof(T) - 1)); };
+void decode_copysign(Builder& b) {  // the sign of the first, the rest of the second
+  const Type type = b.take_type();
+  if (type != Type::kF32 && type != Type::kF64) b.refuse("the type is not known here");
+  decode_same(b, type == Type::kF32 ? binary<uint32_t, uint32_t, uint32_t, copy_sign<uint32_t>>
+                                    : binary<uint64_t, uint64_t, uint64_t, copy_sign<uint64_t>>, Unit::kAlu, type, 2);
+}
 }  // namespace
 
 void register_float(DecodeTable& t) {
   t["fma"] = decode_arithmetic<kFma>;
   t["rcp"] = decode_rcp;
+  t["copysign"] = decode_copysign;
   t["rsqrt"] = decode_function<reciprocal_sqrt<false>, reciprocal_sqrt<true>>;
   t["sqrt"] = decode_function<sqrt_, sqrt_flush>;
   t["lg2"] = decode_function<log2_approx<false>, log2_approx<true>>;

@@ -7,6 +7,13 @@ namespace {
 
 enum Compare { kEq, kNe, kLt, kLe, kGt, kGe, kEqu, kNeu, kLtu, kLeu, kGtu, kGeu, kNum, kNanOp };
 
+// A 16-bit floating-point number: compared as the float that it is.
+template <bool kBf16>
+struct Half {
+  uint16_t bits;
+  operator float() const { return half_to_float(bits, kBf16); }
+};
+
 template <class T>
 bool compare(Compare c, T a, T b) {
   const bool unordered = a != a || b != b;
@@ -100,6 +107,8 @@ void decode_setp(Builder& b) {
     case Type::kS64: b.inst.execute = pick_setp_integer<int64_t>(c); break;
     case Type::kF32: b.inst.execute = pick_setp<float>(c); break;
     case Type::kF64: b.inst.execute = pick_setp<double>(c); break;
+    case Type::kF16: b.inst.execute = pick_setp<Half<false>>(c); break;
+    case Type::kBf16: b.inst.execute = pick_setp<Half<true>>(c); break;
     default: b.refuse("the type is not known here");
   }
   b.inst.immediate = combine;
