@@ -24,14 +24,10 @@ class Limits:
 
 
 def limits(spec: AttentionSpec) -> Limits:
-    """Of a backward kernel. Up to 40 bytes are for what is needed once a tile."""
+    """Of a backward kernel. Where steps have none, up to 40 bytes are for what is needed once a tile."""
     chosen = backward_plan(spec)
-    if chosen.block_k == 96 and chosen.spares_registers:
-        # D = 192, E = 128 in a fixed order of dQ's sums, with score functions or segments: too few registers with 96
-        # keys a block. In a fixed order, and with soft caps, 64 keys need none, but an H200 takes 19 to 28 % longer.
-        return Limits(168, step=73, loop=12)
-    if chosen.wide and chosen.spares_registers:
-        return Limits(40, step=10, loop=1)
+    if chosen.wide:
+        return Limits(0)
     if chosen.spares_registers:  # mask functions that read arrays, and many variants at once
         return Limits(40, step=13)
     return Limits(40)

@@ -62,15 +62,11 @@ def thread_in_warpgroup() -> Int32:
     What follows from it is not kept in registers from one use to the next: the main loop has none to spare. The
     compiler does not see that it is not negative: shifts and masks take fewer instructions than divisions.
     """
-    return _opaque(cute.arch.thread_idx()[0] & 127)
+    return opaque(cute.arch.thread_idx()[0] & 127)
 
 
-def warpgroup_of_thread() -> Int32:
-    """The same of its consumer warpgroup."""
-    return _opaque(cute.arch.thread_idx()[0]) // 128 - 1
-
-
-def _opaque(value: Int32) -> Int32:
+def opaque(value: Int32) -> Int32:
+    """The same value, of which the compiler does not know: what follows from it is not kept for later uses."""
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
 
 

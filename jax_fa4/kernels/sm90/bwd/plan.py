@@ -68,7 +68,7 @@ class BackwardPlan:
       piece_costs: by what tiles are cut along their steps; None: they never are.
       spares_registers: whether consumers keep nothing that can be had again, as they have more than scores and sums
         to keep: the loading warp tells where each block of queries is (see `load.tell`), and what follows from a
-        thread's number is worked out each time.
+        thread's number is worked out each time. In a wide plan that pays in a fixed order of dQ's sums only.
       dp_after_p: whether dP is issued when P is made instead of before, for what score functions need of registers.
       rounded_rows: up to so many query rows spare warps round dQ, if they do (see `rounds_behind`); with more, tiles
         are so long that it does not pay. None: always, as under a window.
@@ -324,7 +324,7 @@ def backward_plan(spec: AttentionSpec) -> BackwardPlan:
     tile_d, tile_e = pad_head_dim(spec.head_dim), pad_head_dim(spec.value_head_dim)
     largest = max(tile_d, tile_e)
     common = {"tile_d": tile_d, "tile_e": tile_e, "piece_costs": _piece_costs(spec.mask)}
-    common["spares_registers"] = not is_simple(spec) or (largest > 128 and spec.deterministic)
+    common["spares_registers"] = spec.deterministic if largest > 128 else not is_simple(spec)
     only_caps = all(isinstance(mod, SoftCap) for mod in spec.score_mods)
     common["dp_after_p"] = bool(spec.score_mods) and largest > (128 if only_caps else 64)
     if _window_rows(spec.mask) <= SHORT_ROWS:

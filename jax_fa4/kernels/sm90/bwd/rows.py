@@ -10,7 +10,7 @@ from cutlass import Float32, Int32
 
 from jax_fa4.kernels.common import backward
 from jax_fa4.kernels.sm90.bwd import shares
-from jax_fa4.kernels.sm90.bwd.fragments import TileStore, thread_in_warpgroup, warpgroup_of_thread
+from jax_fa4.kernels.sm90.bwd.fragments import TileStore, thread_in_warpgroup
 from jax_fa4.kernels.sm90.bwd.layouts import transposed
 
 
@@ -71,9 +71,9 @@ class Consumer:
         self.kernel, self.plan, self.spec = kernel, kernel.plan, kernel.spec
         self.products, self.shared, self.pipes, self.g, self.dims = products, shared, pipes, g, dims
         thread, in_group = cute.arch.thread_idx()[0] - 128, thread_in_warpgroup()
-        self.uniform_warpgroup = cute.arch.make_warp_uniform(thread // 128)
+        self.warpgroup = cute.arch.make_warp_uniform(thread // 128)
         self.operands = Operands.make(products, shared)
-        self.sums = [shares.Sum.make(kernel, share, self.uniform_warpgroup) for share in self.plan.shares]
+        self.sums = [shares.Sum.make(kernel, share, self.warpgroup) for share in self.plan.shares]
         self.kept = Lane.make(in_group)
         self.store = TileStore(self.plan, products.dp, in_group, 0, p=shared.p, ds=shared.ds)
 
@@ -81,11 +81,6 @@ class Consumer:
     def lane(self) -> Lane:
         """Which thread this is; where registers are spared that is not kept from one use to the next."""
         return Lane.make(thread_in_warpgroup()) if self.plan.spares_registers else self.kept
-
-    @property
-    def warpgroup(self) -> Int32:
-        """The thread's warpgroup, likewise."""
-        return warpgroup_of_thread() if self.plan.spares_registers else self.uniform_warpgroup
 
     @property
     def thread(self) -> Int32:

@@ -35,7 +35,7 @@ from cutlass.cute.nvgpu import warpgroup
 from jax_fa4.kernels.common import backward, copies, dq_order, key_tiles, softmax
 from jax_fa4.kernels.common.pipelines import buffer, release
 from jax_fa4.kernels.sm90.bwd import epilogue, keys, load
-from jax_fa4.kernels.sm90.bwd.fragments import begin, end
+from jax_fa4.kernels.sm90.bwd.fragments import begin, end, opaque
 from jax_fa4.kernels.sm90.bwd.layouts import as_left_operand, multiply
 from jax_fa4.kernels.sm90.bwd.pipes import Barrier, commit
 from jax_fa4.kernels.sm90.bwd.rows import Consumer, scores_fragment, statistics
@@ -64,6 +64,10 @@ class Block:
     @classmethod
     def make(cls, consumer, number: Int32) -> Block:
         return cls(buffer(number, consumer.plan.q_stages), buffer(number, STAGES))
+
+    def again(self, consumer, number: Int32) -> Block:
+        """The same, worked out once more where registers are spared."""
+        return Block.make(consumer, opaque(number)) if consumer.plan.spares_registers else self
 
 
 @cute.jit
@@ -132,15 +136,14 @@ def step(work, place, number, left, first: cutlass.Constexpr[bool]):
         pipes.q.consumer_wait(own.q)
         place = load.told(consumer, own.q)
     fragment = scores_fragment(consumer, scores, place, work.tile)
-    sums, parts = () if first else consumer.sums, plan.dp_parts
-    early = sums[:-1] if parts > 1 else sums
+    sums = () if first else consumer.sums
     if cutlass.const_expr(not plan.spares_registers):
         pipes.q.consumer_wait(own.q)
     multiply(consumer.products.scores, scores, o.scores_q[None, None, None, own.q.index], o.scores_k, False)
     if cutlass.const_expr(work.held is not None and not first):
         warpgroup.wait_group(1)
         add_held(work, left)
-    for part in early:
+    for part in sums:
         add_block(consumer, part, other)
     pipes.do.consumer_wait(own.do)
     dp = like = dp_fragment(consumer)
@@ -148,13 +151,13 @@ def step(work, place, number, left, first: cutlass.Constexpr[bool]):
         dp = issue_dp(consumer, own, 0)
     lse = statistics(consumer, consumer.shared.lse, own.q.index)
     delta = statistics(consumer, consumer.shared.delta, own.do.index)
-    warpgroup.wait_group(len(early) + (not plan.dp_after_p))
+    warpgroup.wait_group(len(sums) + (not plan.dp_after_p))
     make_p(work, place, fragment, lse, like, own.do.index)
     publish(pipes.p, own.do)
     if cutlass.const_expr(plan.dp_after_p):
         dp = issue_dp(consumer, own, 0)
-    for part in cutlass.range_constexpr(parts):
-        if cutlass.const_expr(first or part + 1 < parts):
+    for part in cutlass.range_constexpr(plan.dp_parts):
+        if cutlass.const_expr(first or part + 1 < plan.dp_parts):
             warpgroup.wait_group(0)
         else:
             finish_other(consumer, other)
@@ -162,11 +165,13 @@ def step(work, place, number, left, first: cutlass.Constexpr[bool]):
         rounded = registers_of(ds, part, dp)
         softmax.convert_pairs(dp, rounded)
         store_part(consumer, rounded, "ds", own.do.index, part)
-        if cutlass.const_expr(part + 1 < parts):
-            for late in sums[len(early) :]:
-                add_block(consumer, late, other)
+        if cutlass.const_expr(part + 1 < plan.dp_parts):
+            own = own.again(consumer, number)
             dp = issue_dp(consumer, own, part + 1)
     publish(pipes.ds, own.do)
+    own = own.again(consumer, number)
+    if cutlass.const_expr(plan.spares_registers):
+        place = load.told(consumer, own.q)
     take_turn(work, place, own)
     finish_step(work, place, own, as_left_operand(ds))
     return place.block, place.head
