@@ -131,7 +131,7 @@ def in_all_forms():
     slow = [
         ("full", 64, 64, 4, few, fixed),
         ("full", 128, 128, 4, few, {}),
-        ("full", 128, 128, 4, one | {"S": 2200, "T": 200}, {}),  # 80 rows a step
+        ("full", 128, 128, 4, one | {"S": 2200, "T": 200}, {}),  # many steps a tile
         ("full", 128, 128, 3, one | {"S": 2200, "T": 200}, fixed),
         ("full", 256, 256, 5, few, {}),
         ("full", 256, 256, 5, few, fixed),
