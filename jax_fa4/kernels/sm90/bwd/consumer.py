@@ -2,7 +2,7 @@
 
 One step (a block j of queries) of the loop:
 
-    issue S^T = K Q^T and dP^T = V dO^T                half of V from registers (see `BackwardPlan.v_slices`)
+    issue S^T = K Q^T and dP^T = V dO^T                some of V from registers (see `BackwardPlan.v_slices`)
     P^T = exp2(S^T - LSE)                              while dP runs
     dS^T = P^T * (dP^T - delta), also into shared memory
     issue dV += P^T dO

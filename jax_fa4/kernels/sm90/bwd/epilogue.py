@@ -20,7 +20,9 @@ def stage_dq(consumer, dq: cute.Tensor):
     """Writes this warpgroup's part of (a slice of) dQ to shared memory, in register order (`finish` undoes it)."""
     group = consumer.warpgroup
     cute.arch.barrier(barrier_id=Barrier.DQ_EMPTY + group, number_of_threads=WARPGROUP_AND_WARP)
-    target = consumer.shared.dq[None, thread_in_warpgroup(), None, group]
+    # Other forms would have to spill the place: there it is worked out each time, at a cost where it need not be.
+    thread = consumer.thread % 128 if consumer.plan.dq_transposed else thread_in_warpgroup()
+    target = consumer.shared.dq[None, thread, None, group]
     cute.autovec_copy(cute.make_tensor(dq.iterator, cute.make_layout(target.shape)), target)
 
 
