@@ -1,6 +1,6 @@
 """Remove each synchronisation instruction of our Blackwell backward kernel in turn: does the software GPU notice?
 
-    PYTHONPATH=.:tests:tests/kernels python tests/kernels/sm100_bwd_mutate.py [--head-dim 128] [--full] [--ordered]
+    PYTHONPATH=.:tests python tests/kernels/sm100_bwd_mutate.py [--head-dim 128] [--full] [--ordered]
 
 Runs are strict, and their results do not depend on the order of execution: either a block of queries meets one tile of
 keys, or (`--ordered`) the kernel is the deterministic one. Head dim 64 takes CTAs of their own (with `--full` pairs),
@@ -11,7 +11,7 @@ import argparse
 
 import jax.numpy as jnp
 import numpy as np
-import sm100_mutate
+from kernels import sm100_mutate
 
 from jax_fa4 import compile, emulator, masks, plan
 from jax_fa4.kernels.common.abi import Dims

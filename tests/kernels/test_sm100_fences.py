@@ -1,9 +1,8 @@
 """Every fence between the proxies in our Blackwell kernels is needed: the judge reports the kernel without it."""
 
 import pytest
-import sm100_bwd_mutate
-import sm100_mutate
 from emu import emulated, mutate
+from kernels import sm100_bwd_mutate, sm100_mutate
 
 from jax_fa4 import masks
 
